@@ -19,7 +19,8 @@ std::string split_list(const std::string& words) {
   for (size_t begin = 0; begin < words.size();) {
     size_t end = words.find(' ', begin);
     if (end == std::string::npos) end = words.size();
-    if (end > begin) text += (text.size() > 1 ? ", \"" : "\"") + words.substr(begin, end - begin) + "\"";
+    if (end > begin)
+      text += (text.size() > 1 ? ", \"" : "\"") + words.substr(begin, end - begin) + "\"";
     begin = end + 1;
   }
   return text + "]";
@@ -37,7 +38,8 @@ std::string build_info() {
   const std::string cuda = "false";
 #endif
   return "{\"version\": \"" WTCONV_VERSION "\", \"source_hash\": \"" WTCONV_SOURCE_HASH
-         "\", \"cuda\": " + cuda + ", \"cuda_archs\": " + split_list(WTCONV_CUDA_ARCHS) +
+         "\", \"cuda\": " +
+         cuda + ", \"cuda_archs\": " + split_list(WTCONV_CUDA_ARCHS) +
          ", \"cpu_isas\": " + quoted_list(isas, sizeof(isas) / sizeof(isas[0])) +
          ", \"cpu_isa\": \"" + cpu::engine().name +
          "\", \"max_kernel_size\": " + std::to_string(kMaxKernelSize) +

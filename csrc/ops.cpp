@@ -2,7 +2,7 @@
 // Gradients, fake impls, autocast and vmap are registered in wtconv_ops/.
 #include <torch/csrc/stable/library.h>
 
-#define WTCONV_PARAMETERS                                                               \
+#define WTCONV_PARAMETERS                                                                \
   "Tensor base_weight, Tensor? base_bias, Tensor base_scale, Tensor[] wavelet_weights, " \
   "Tensor[] wavelet_scales"
 
@@ -11,8 +11,8 @@ STABLE_TORCH_LIBRARY(wtconv, m) {
   m.def("fused_forward(Tensor input, " WTCONV_PARAMETERS ") -> Tensor");
   // The same with parameters of another floating dtype, for autocast.
   m.def("_fused_forward(Tensor input, " WTCONV_PARAMETERS ") -> Tensor");
-  // output_mask: input, base_weight, base_bias, base_scale, each wavelet weight, each wavelet scale.
-  // Returns their gradients, levels stacked; what is not asked for has shape [0].
+  // output_mask: input, base_weight, base_bias, base_scale, each wavelet weight, each wavelet
+  // scale. Returns their gradients, levels stacked; what is not asked for has shape [0].
   m.def("fused_backward(Tensor grad_output, Tensor input, " WTCONV_PARAMETERS
         ", bool[] output_mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // The paper's staged form: one level of analysis, convolution and scale (and the raw low-pass);

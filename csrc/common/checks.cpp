@@ -22,20 +22,34 @@ std::string shape(const Tensor& t) { return str(sizes_of(t)); }
 
 std::string dtype_name(const Tensor& t) {
   switch (t.scalar_type()) {
-    case ScalarType::Float: return "float32";
-    case ScalarType::Double: return "float64";
-    case ScalarType::Half: return "float16";
-    case ScalarType::BFloat16: return "bfloat16";
-    case ScalarType::Bool: return "bool";
-    case ScalarType::Byte: return "uint8";
-    case ScalarType::Char: return "int8";
-    case ScalarType::Short: return "int16";
-    case ScalarType::Int: return "int32";
-    case ScalarType::Long: return "int64";
-    case ScalarType::ComplexHalf: return "complex32";
-    case ScalarType::ComplexFloat: return "complex64";
-    case ScalarType::ComplexDouble: return "complex128";
-    default: return "another dtype";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Bool:
+      return "bool";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::ComplexHalf:
+      return "complex32";
+    case ScalarType::ComplexFloat:
+      return "complex64";
+    case ScalarType::ComplexDouble:
+      return "complex128";
+    default:
+      return "another dtype";
   }
 }
 
@@ -49,9 +63,12 @@ bool is_supported(const Tensor& t) {
 
 std::string device_name(const Tensor& t) {
   switch (t.device().type()) {
-    case torch::headeronly::DeviceType::CPU: return "cpu";
-    case torch::headeronly::DeviceType::CUDA: return "cuda:" + std::to_string(t.get_device_index());
-    default: return "another device";
+    case torch::headeronly::DeviceType::CPU:
+      return "cpu";
+    case torch::headeronly::DeviceType::CUDA:
+      return "cuda:" + std::to_string(t.get_device_index());
+    default:
+      return "another device";
   }
 }
 
@@ -99,8 +116,8 @@ void check_parameter_shapes(const std::string& op, const Tensor& input, const Pa
   const int64_t channels = input.size(1);
   const std::string c = std::to_string(channels);
   if (!is_depthwise_weight(p.base_weight)) {
-    fail(op + "base_weight must be [C, 1, k, k] with C = " + c + " and " + kKernelRange +
-         ", got " + shape(p.base_weight));
+    fail(op + "base_weight must be [C, 1, k, k] with C = " + c + " and " + kKernelRange + ", got " +
+         shape(p.base_weight));
   }
   if (p.base_weight.size(0) != channels) {
     fail(op + "input has " + c + " channels but base_weight has " +
@@ -191,8 +208,8 @@ void check_grad(const Tensor& grad_output, const Tensor& input, const Parameters
   check_same_device(op, "grad_output", grad_output, "input", input);
   const size_t entries = 4 + 2 * params.weights.size();
   if (output_mask.size() != entries) {
-    fail(op + "output_mask must have 4 + 2*levels = " + std::to_string(entries) +
-         " entries, got " + std::to_string(output_mask.size()));
+    fail(op + "output_mask must have 4 + 2*levels = " + std::to_string(entries) + " entries, got " +
+         std::to_string(output_mask.size()));
   }
   if (output_mask[2] && !params.base_bias) {
     fail(op + "output_mask asks for base_bias, but base_bias is None");
@@ -232,17 +249,20 @@ void check_synthesis(const Tensor& base, const std::vector<Tensor>& coefficients
                      kCastHint);
   }
   for (size_t i = 0; i < coefficients.size(); ++i) {
-    check_same_device(op, "coefficients[" + std::to_string(i) + "]", coefficients[i], "base",
-                      base);
+    check_same_device(op, "coefficients[" + std::to_string(i) + "]", coefficients[i], "base", base);
   }
 }
 
 DType dtype_of(const Tensor& tensor) {
   switch (tensor.scalar_type()) {
-    case ScalarType::Double: return DType::kFloat64;
-    case ScalarType::Half: return DType::kFloat16;
-    case ScalarType::BFloat16: return DType::kBFloat16;
-    default: return DType::kFloat32;
+    case ScalarType::Double:
+      return DType::kFloat64;
+    case ScalarType::Half:
+      return DType::kFloat16;
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    default:
+      return DType::kFloat32;
   }
 }
 
@@ -251,10 +271,10 @@ bool prefers_channels_last(const Tensor& tensor) {
 }
 
 Tensor empty_image(const Tensor& like, const std::vector<int64_t>& sizes, bool channels_last) {
-  return torch::stable::empty(
-      {sizes.data(), sizes.size()}, like.scalar_type(), std::nullopt, like.device(), std::nullopt,
-      channels_last ? torch::headeronly::MemoryFormat::ChannelsLast
-                    : torch::headeronly::MemoryFormat::Contiguous);
+  return torch::stable::empty({sizes.data(), sizes.size()}, like.scalar_type(), std::nullopt,
+                              like.device(), std::nullopt,
+                              channels_last ? torch::headeronly::MemoryFormat::ChannelsLast
+                                            : torch::headeronly::MemoryFormat::Contiguous);
 }
 
 }  // namespace wtconv

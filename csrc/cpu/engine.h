@@ -40,17 +40,17 @@ struct TilePlan {
   int64_t levels, kernel_size;
   Padding pad;
   LevelPlan level[kMaxLevels + 1];
-  int64_t pyramid_vectors;                  // pyramid of the tile
-  int64_t reconstruction[kMaxLevels + 1];   // offset of R^(l), rows of level l-1; [0] unused
+  int64_t pyramid_vectors;                 // pyramid of the tile
+  int64_t reconstruction[kMaxLevels + 1];  // offset of R^(l), rows of level l-1; [0] unused
   int64_t row_buffer, total_vectors;
 };
 
 // Parameters packed by pack_block: [block][slot][tap][lane]; slot 0 = base, 1 + 4*(l-1) + s = band.
 struct PackArgs {
   int64_t channels, kernel_size;
-  bool rotate;           // rotated by 180 degrees, for the adjoint
-  const void* weight;    // [G, 1, k, k] contiguous, G = groups_per_channel * C
-  const void* scale;     // [G] contiguous
+  bool rotate;         // rotated by 180 degrees, for the adjoint
+  const void* weight;  // [G, 1, k, k] contiguous, G = groups_per_channel * C
+  const void* scale;   // [G] contiguous
   int64_t groups_per_channel, slot, slots;
   void* packed;
 };
@@ -58,21 +58,21 @@ struct PackArgs {
 // sum over channels of one packed weight gradient back to grad_weight = s * g, grad_scale = <g, w>.
 struct UnpackArgs {
   int64_t channels, kernel_size, groups_per_channel, slot, slots;
-  int64_t num_partials;     // partial sums to add, in order
-  const double* partials;   // [block][partial][slots * taps + 1][lane]
-  const void* weight;       // as in PackArgs
+  int64_t num_partials;    // partial sums to add, in order
+  const double* partials;  // [block][partial][slots * taps + 1][lane]
+  const void* weight;      // as in PackArgs
   const void* scale;
-  const void* bias;         // [C] or null (base slot only)
-  void* grad_weight;        // like weight, or null
-  void* grad_scale;         // like scale, or null
-  void* grad_bias;          // like bias, or null
+  const void* bias;   // [C] or null (base slot only)
+  void* grad_weight;  // like weight, or null
+  void* grad_scale;   // like scale, or null
+  void* grad_bias;    // like bias, or null
 };
 
 struct TileArgs {
   int64_t channels;
   View input, output;
-  const void* weights;      // packed
-  const void* bias;         // packed, [block][lane], or null
+  const void* weights;  // packed
+  const void* bias;     // packed, [block][lane], or null
 };
 
 struct GradArgs {
@@ -85,16 +85,16 @@ struct GradArgs {
 // Running sums of one channel block over several tiles: float32 (or float64) sums of at most
 // kFlushPixels terms, then float64.
 struct GradSums {
-  void* partial;   // [slots * taps + 1][lane], accumulator type
-  double* total;   // the same shape
+  void* partial;  // [slots * taps + 1][lane], accumulator type
+  double* total;  // the same shape
   int64_t pixels[kMaxLevels + 1];
 };
 
 struct StagedArgs {
   int64_t channels, batch_item, block;
-  View input, output, lowpass;         // synthesis: base, output, unused
-  const View* coefficients;            // synthesis: one per level
-  const void* weights;                 // analysis_conv: packed, 4 slots
+  View input, output, lowpass;  // synthesis: base, output, unused
+  const View* coefficients;     // synthesis: one per level
+  const void* weights;          // analysis_conv: packed, 4 slots
 };
 
 // The kernels of one element type.

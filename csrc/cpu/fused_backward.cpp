@@ -77,8 +77,8 @@ void run_tiles(const Tensor& grad_output, const Tensor& input, const Parameters&
     const int64_t lo = tile * split.tile_rows, hi = std::min(g.height[0], lo + split.tile_rows);
     plans.push_back(plan_tile(g, adjoint_padding(g.kernel_size), lo, hi));
     input_plans.push_back(plan_tile(g, Padding{0, 0, 0, 0}, lo, hi));
-    scratch_vectors = std::max(scratch_vectors,
-                               plans.back().total_vectors + input_plans.back().pyramid_vectors);
+    scratch_vectors =
+        std::max(scratch_vectors, plans.back().total_vectors + input_plans.back().pyramid_vectors);
   }
 
   const int64_t items = blocks.count * split.groups, steps = g.batch * split.tiles;
@@ -86,16 +86,15 @@ void run_tiles(const Tensor& grad_output, const Tensor& input, const Parameters&
   const int64_t threads = worthwhile_threads(items, cost);
   const int64_t weight_bytes = wanted.input ? aligned(packed_bytes(g, blocks)) : 0;
   const int64_t scratch_bytes = aligned(scratch_vectors * blocks.vector_bytes);
-  const int64_t sum_bytes =
-      wanted.any_sum ? aligned((slots * taps + 1) * blocks.vector_bytes) : 0;
+  const int64_t sum_bytes = wanted.any_sum ? aligned((slots * taps + 1) * blocks.vector_bytes) : 0;
   const Workspace workspace(input, weight_bytes + threads * (scratch_bytes + sum_bytes));
   char* weights = workspace.data();
   char* per_thread = weights + weight_bytes;
   if (wanted.input) pack_parameters(params, g, blocks, true, weights, nullptr);
 
   const Kernels& kernels = kernels_for(blocks.dtype);
-  const TileArgs args{g.channels, view_of(grad_output),
-                      wanted.input ? view_of(grad_input) : View{}, weights, nullptr};
+  const TileArgs args{g.channels, view_of(grad_output), wanted.input ? view_of(grad_input) : View{},
+                      weights, nullptr};
   const bool sum_bias = wanted.base_bias || (wanted.base_scale && params.base_bias);
   const GradArgs grad{view_of(input), slots, wanted.level, sum_bias};
   for_each_item(items, threads, [&](int64_t thread, int64_t item) {

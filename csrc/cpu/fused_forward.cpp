@@ -22,14 +22,13 @@ Tensor run(const Tensor& input, const Parameters& given) {
   std::vector<TilePlan> plans;
   int64_t scratch_vectors = 0;
   for (int64_t tile = 0; tile < tiles; ++tile) {
-    plans.push_back(plan_tile(g, pad, tile * tile_rows,
-                              std::min(g.height[0], (tile + 1) * tile_rows)));
+    plans.push_back(
+        plan_tile(g, pad, tile * tile_rows, std::min(g.height[0], (tile + 1) * tile_rows)));
     scratch_vectors = std::max(scratch_vectors, plans.back().total_vectors);
   }
 
   const int64_t items = g.batch * tiles * blocks.count;
-  const int64_t cost =
-      2 * g.kernel_size * g.kernel_size * tile_rows * g.width[0] * blocks.lanes;
+  const int64_t cost = 2 * g.kernel_size * g.kernel_size * tile_rows * g.width[0] * blocks.lanes;
   const int64_t threads = worthwhile_threads(items, cost);
   const int64_t weight_bytes = aligned(packed_bytes(g, blocks));
   const int64_t bias_bytes = aligned(blocks.count * blocks.vector_bytes);

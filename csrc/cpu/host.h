@@ -19,8 +19,8 @@ inline const Kernels& kernels_for(DType dtype) { return engine().kernels[int(dty
 
 // The channel blocks and tiles of one call.
 struct Blocks {
-  DType dtype;            // of the activations
-  int64_t lanes, count;   // channels per block, blocks
+  DType dtype;           // of the activations
+  int64_t lanes, count;  // channels per block, blocks
   int64_t vector_bytes;
 
   Blocks(DType dtype, int64_t channels)

@@ -24,8 +24,8 @@ std::tuple<Tensor, Tensor> analysis_conv(const Tensor& input, const Tensor& give
                                          const Tensor& given_scale) {
   check_analysis_conv(input, given_weight, given_scale);
   const int64_t batch = input.size(0), channels = input.size(1);
-  const Geometry g = make_geometry(batch, channels, input.size(2), input.size(3), 1,
-                                   given_weight.size(2));
+  const Geometry g =
+      make_geometry(batch, channels, input.size(2), input.size(3), 1, given_weight.size(2));
   const bool channels_last = prefers_channels_last(input);
   Tensor coefficients =
       empty_image(input, {batch, 4 * channels, g.height[1], g.width[1]}, channels_last);
@@ -42,8 +42,9 @@ std::tuple<Tensor, Tensor> analysis_conv(const Tensor& input, const Tensor& give
       aligned(blocks.count * 4 * g.kernel_size * g.kernel_size * blocks.vector_bytes);
   const int64_t scratch_size = aligned(plan.total_vectors * blocks.vector_bytes);
   const Workspace workspace(input, packed_size + threads * scratch_size);
-  const PackArgs pack{channels, g.kernel_size, false, weight.const_data_ptr(),
-                      scale.const_data_ptr(), 4, 0, 4, workspace.data()};
+  const PackArgs pack{
+      channels, g.kernel_size,   false, weight.const_data_ptr(), scale.const_data_ptr(), 4, 0,
+      4,        workspace.data()};
   for (int64_t block = 0; block < blocks.count; ++block) kernels.pack_block(pack, block);
   for_each_plane_block(g, blocks, threads, [&](int64_t thread, int64_t item, int64_t block) {
     kernels.analysis_conv_tile({channels, item, block, view_of(input), view_of(coefficients),
@@ -55,8 +56,8 @@ std::tuple<Tensor, Tensor> analysis_conv(const Tensor& input, const Tensor& give
 
 Tensor synthesis(const Tensor& base, std::vector<Tensor> coefficients) {
   check_synthesis(base, coefficients);
-  Tensor output = empty_image(base, {base.sizes().begin(), base.sizes().end()},
-                              prefers_channels_last(base));
+  Tensor output =
+      empty_image(base, {base.sizes().begin(), base.sizes().end()}, prefers_channels_last(base));
   if (output.numel() == 0) return output;
 
   const Geometry g = make_geometry(base.size(0), base.size(1), base.size(2), base.size(3),
@@ -70,9 +71,9 @@ Tensor synthesis(const Tensor& base, std::vector<Tensor> coefficients) {
   const int64_t scratch_size = aligned(plan.total_vectors * blocks.vector_bytes);
   const Workspace workspace(base, threads * scratch_size);
   for_each_plane_block(g, blocks, threads, [&](int64_t thread, int64_t item, int64_t block) {
-    kernels.synthesis_tile({g.channels, item, block, view_of(base), view_of(output), View{},
-                            views.data(), nullptr},
-                           plan, workspace.data() + thread * scratch_size);
+    kernels.synthesis_tile(
+        {g.channels, item, block, view_of(base), view_of(output), View{}, views.data(), nullptr},
+        plan, workspace.data() + thread * scratch_size);
   });
   return output;
 }
