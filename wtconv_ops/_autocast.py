@@ -1,0 +1,81 @@
+"""Autocast rules of the operators.
+
+fused_forward casts its input only: the kernel takes half-precision activations with float32
+parameters, folds the scales in float32 and returns the autocast dtype, as aten's conv2d does.
+Casting 3 + 2 * levels parameters one by one would cost more than the layer. float64 stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import DispatchKey, Tensor
+
+_KEYS = torch._C.DispatchKeySet(DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    DispatchKey.AutocastCUDA
+)
+DEVICE_TYPES = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
+
+def excluded() -> Any:
+    """Context in which the operators are called without autocast."""
+    return torch._C._ExcludeDispatchKeyGuard(_KEYS)
+
+
+def is_enabled(tensor: Tensor) -> bool:
+    """Whether autocast is on for the device of ``tensor``."""
+    device_type = tensor.device.type
+    return device_type in DEVICE_TYPES and torch.is_autocast_enabled(device_type)
+
+
+def _is_eligible(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype != torch.float64
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if _is_eligible(tensor) and tensor.dtype != dtype else tensor
+
+
+def cast_fused(
+    input: Tensor,
+    base_weight: Tensor,
+    base_bias: Tensor | None,
+    base_scale: Tensor,
+    wavelet_weights: Sequence[Tensor],
+    wavelet_scales: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor, list[Tensor], list[Tensor]]:
+    """Arguments of _fused_forward for those of fused_forward under autocast.
+
+    Returns:
+        The input in the autocast dtype and the parameters as they are; all of them in float32
+        if their dtypes differ.
+    """
+    input = _cast(input, torch.get_autocast_dtype(input.device.type))
+    weights, scales = list(wavelet_weights), list(wavelet_scales)
+    parameters = [base_weight, base_scale, *weights, *scales]
+    if base_bias is not None:
+        parameters.append(base_bias)
+    if any(parameter.dtype != base_weight.dtype for parameter in parameters):
+        base_weight, base_scale = base_weight.float(), base_scale.float()
+        base_bias = None if base_bias is None else base_bias.float()
+        weights = [weight.float() for weight in weights]
+        scales = [scale.float() for scale in scales]
+    return input, base_weight, base_bias, base_scale, weights, scales
+
+
+def cast_analysis_conv(
+    input: Tensor, weight: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Arguments of analysis_conv in the autocast dtype, as aten's conv2d casts them."""
+    dtype = torch.get_autocast_dtype(input.device.type)
+    return _cast(input, dtype), _cast(weight, dtype), _cast(scale, dtype)
+
+
+def cast_synthesis(base: Tensor, coefficients: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Arguments of synthesis in their widest dtype, as aten's additions promote them."""
+    dtype = base.dtype
+    for level in coefficients:
+        dtype = torch.promote_types(dtype, level.dtype)
+    return base.to(dtype), [level.to(dtype) for level in coefficients]

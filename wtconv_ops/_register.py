@@ -1,0 +1,103 @@
+"""Register everything that the operators need beside their kernels.
+
+The kernels and schemas come from the C++ library. Here: fake impls, autograd and torch.func
+(keys Autograd and FuncTorchDynamicLayerFrontMode; ``torch.library.register_autograd`` supports
+neither torch.func nor forward-mode AD), autocast, and FLOP formulas.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import _autocast, _fake, _flops, _library
+
+_FRONT = "FuncTorchDynamicLayerFrontMode"
+# Kernels live as long as the Library object that registered them.
+_REGISTRATIONS: list[torch.library.Library] = []
+
+
+def register() -> bool:
+    """Load the library and register its operators; further calls do nothing.
+
+    Returns:
+        True if the operators are usable, False if there is no library (a warning said so).
+    """
+    if _REGISTRATIONS:
+        return True
+    if _library.load() is None:
+        return False
+    lib = torch.library.Library(_library.NAMESPACE, "IMPL")
+    _REGISTRATIONS.append(lib)
+    _register_fakes(lib)
+    _register_fused(lib)
+    _register_staged(lib)
+    _flops.register()
+    return True
+
+
+def _register_fakes(lib: torch.library.Library) -> None:
+    """Fake impls."""
+    for name, fake in (
+        ("fused_forward", _fake.fused_forward),
+        ("_fused_forward", _fake.mixed_fused_forward),
+        ("fused_backward", _fake.fused_backward),
+        ("analysis_conv", _fake.analysis_conv),
+        ("synthesis", _fake.synthesis),
+    ):
+        torch.library.register_fake(f"{_library.NAMESPACE}::{name}", fake, lib=lib)
+
+
+def _register_fused(lib: torch.library.Library) -> None:
+    """Autograd, torch.func and autocast of fused_forward, _fused_forward and fused_backward."""
+    # These modules bind the operators, which exist only now.
+    from . import _batched, _kernels
+
+    for name, autograd, front, batched in (
+        (
+            "fused_forward",
+            _kernels.forward_kernel,
+            _kernels.front_forward_kernel,
+            _batched.fused_forward,
+        ),
+        (
+            "_fused_forward",
+            _kernels.mixed_forward_kernel,
+            _kernels.front_mixed_forward_kernel,
+            _batched.mixed_fused_forward,
+        ),
+        (
+            "fused_backward",
+            _kernels.backward_kernel,
+            _kernels.front_backward_kernel,
+            _batched.fused_backward,
+        ),
+    ):
+        lib.impl(name, autograd, "Autograd", with_keyset=True)
+        lib.impl(name, front, _FRONT, with_keyset=True)
+        lib.impl(name, batched, "Batched", with_keyset=True)
+    for key in _autocast.DEVICE_TYPES.values():
+        lib.impl("fused_forward", _kernels.autocast_forward_kernel, key, with_keyset=True)
+
+
+def _register_staged(lib: torch.library.Library) -> None:
+    """Autograd, torch.func and autocast of analysis_conv and synthesis."""
+    from . import _staged
+
+    for name, autograd, front, autocast in (
+        (
+            "analysis_conv",
+            _staged.analysis_conv_kernel,
+            _staged.analysis_conv_front,
+            _staged.analysis_conv_autocast,
+        ),
+        (
+            "synthesis",
+            _staged.synthesis_kernel,
+            _staged.synthesis_front,
+            _staged.synthesis_autocast,
+        ),
+    ):
+        lib.impl(name, autograd, "Autograd", with_keyset=True)
+        lib.impl(name, front, _FRONT, with_keyset=True)
+        for key in _autocast.DEVICE_TYPES.values():
+            lib.impl(name, autocast, key, with_keyset=True)
