@@ -29,12 +29,8 @@ SHAPES = [
     (56, 56, 5),
 ]
 
-# Relative error of a gradient against float64: 5e-6, or four roundings of a half type.
-RELATIVE_ERRORS = {
-    torch.float32: 5e-6,
-    torch.float16: 4 * torch.finfo(torch.float16).eps,
-    torch.bfloat16: 4 * torch.finfo(torch.bfloat16).eps,
-}
+# Relative error in float32 against float64 of the output and of a gradient.
+FORWARD_BAR, GRADIENT_BAR = 1e-6, 5e-6
 
 # Base weight, bias or None, base scale, wavelet weights, wavelet scales; modules are untyped.
 Parameters = tuple[Tensor, Any, Tensor, list[Tensor], list[Tensor]]
@@ -103,8 +99,9 @@ def gradients(
 def assert_layer_follows_reference(layer: Any, input: Tensor) -> None:
     """Output and every gradient of ``layer`` equal those of the reference.
 
-    In float64 to 1e-11 of the largest value. In other dtypes the output and the gradient of the
-    input stay within the error budget, and every gradient within the dtype's relative error.
+    In float64 to 1e-11 of the largest value. In other dtypes all of them stay within the error
+    budget, in float32 also within the relative error of the bars. The budget needs at least eight
+    numbers in a tensor: of fewer, the reference may round every one right by luck.
     """
     stride = layer.stride
     ours = gradients(layer, input, lambda module, x: module(x))
@@ -116,9 +113,8 @@ def assert_layer_follows_reference(layer: Any, input: Tensor) -> None:
         if input.dtype == torch.float64:
             tolerance = 1e-11 * float(exact[name].abs().max())
             torch.testing.assert_close(value, exact[name], rtol=0.0, atol=tolerance)
-        elif name in ("output", "input"):
-            assert_within_budget(value, same[name], exact[name], name)
-        else:
-            limit = RELATIVE_ERRORS[input.dtype]
-            assert value.dtype == input.dtype
-            assert relative_error(value, exact[name]) <= limit, name
+            continue
+        assert_within_budget(value, same[name], exact[name], name)
+        if input.dtype == torch.float32:
+            bar = FORWARD_BAR if name == "output" else GRADIENT_BAR
+            assert relative_error(value, exact[name]) <= bar, name

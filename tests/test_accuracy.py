@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from budget import assert_within_budget, relative_error
+from layer_cases import FORWARD_BAR, GRADIENT_BAR
 from samples import SAMPLES, Sample, flatten, fused, lay_out, leaves, plain, present, with_grad
 
 pytestmark = pytest.mark.usefixtures("ops")
 HALVES = [torch.float16, torch.bfloat16]
-FORWARD_BAR, GRADIENT_BAR = 1e-6, 5e-6
+# At least eight channels: of fewer numbers the reference may round every one right by luck.
+WIDE = [replace(sample, channels=max(8, sample.channels)) for sample in SAMPLES]
 
 
 def results(function, arguments, grad_output):
@@ -32,8 +36,17 @@ def ours_same_exact(sample, device, dtype):
     )
 
 
+@pytest.mark.parametrize("sample", WIDE, ids=str)
+def test_float32_is_within_the_budget_and_the_bars(device, sample):
+    for i, (ours, same, exact) in enumerate(
+        zip(*ours_same_exact(sample, device, torch.float32), strict=True)
+    ):
+        assert_within_budget(ours, same, exact, f"result {i}")
+        assert relative_error(ours, exact) <= (GRADIENT_BAR if i else FORWARD_BAR), f"result {i}"
+
+
 @pytest.mark.parametrize("sample", SAMPLES, ids=str)
-def test_float32_is_within_the_bars(device, sample):
+def test_float32_is_within_the_bars_for_any_number_of_channels(device, sample):
     ours, _, exact = ours_same_exact(sample, device, torch.float32)
     errors = [relative_error(a, b) for a, b in zip(ours, exact, strict=True)]
     assert errors[0] <= FORWARD_BAR
@@ -47,7 +60,7 @@ def test_float64_is_exact_to_rounding(device, sample):
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("sample", SAMPLES, ids=str)
+@pytest.mark.parametrize("sample", WIDE, ids=str)
 def test_half_types_are_within_the_budget(device, sample, dtype):
     for i, (ours, same, exact) in enumerate(
         zip(*ours_same_exact(sample, device, dtype), strict=True)

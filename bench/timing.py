@@ -1,0 +1,45 @@
+"""What is timed, and the mean that sums it up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+def forward_call(layer: nn.Module, image: Tensor) -> Callable[[], Tensor]:
+    """Inference: one forward pass without gradients."""
+
+    def call() -> Tensor:
+        with torch.no_grad():
+            result: Tensor = layer(image)
+        return result
+
+    return call
+
+
+def training_call(
+    layer: nn.Module, image: Tensor, grad_output: Tensor
+) -> Callable[[], tuple[Tensor, ...]]:
+    """Training step: forward, then the gradients of the input and of every parameter."""
+    image = image.detach().requires_grad_()
+    leaves = [image, *(p for p in layer.parameters() if p.requires_grad)]
+
+    def call() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(layer(image), leaves, grad_output)
+
+    return call
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """(x_1 * ... * x_n)^(1/n).
+
+    Raises:
+        ValueError: no values, or one that is not positive.
+    """
+    numbers = list(values)
+    if not numbers or min(numbers) <= 0:
+        raise ValueError(f"geometric_mean: values must be positive and at least one, got {numbers}")
+    return math.exp(sum(math.log(number) for number in numbers) / len(numbers))
