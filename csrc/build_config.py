@@ -59,6 +59,7 @@ class Cuda:
     """A CUDA toolkit and the architectures to build for, such as ("9.0", "12.0+PTX")."""
 
     nvcc: Path
+    include: Path
     libraries: Path
     archs: tuple[str, ...]
 
@@ -159,8 +160,8 @@ def find_nvcc() -> Path | None:
     return next((Path(path) for path in paths if path), None)
 
 
-def toolkit_libraries(nvcc: Path) -> Path:
-    """The folder of libcudart_static.a of the toolkit that `nvcc`, maybe a wrapper, belongs to."""
+def toolkit_folders(nvcc: Path) -> tuple[Path, Path]:
+    """Headers and libcudart_static.a of the toolkit that `nvcc`, maybe a wrapper, belongs to."""
     command = [str(nvcc), "--dryrun", "-E", "-x", "cu", os.devnull]
     output = subprocess.run(command, capture_output=True, text=True, check=False).stderr
     match = re.search(r"^#\$ TOP=(.+)$", output, re.MULTILINE)
@@ -168,7 +169,7 @@ def toolkit_libraries(nvcc: Path) -> Path:
     machine = {"aarch64": "sbsa"}.get(platform.machine(), platform.machine())
     for folder in (top / "lib64", top / f"targets/{machine}-linux/lib", top / "lib"):
         if (folder / "libcudart_static.a").exists():
-            return folder.resolve()
+            return (top / "include").resolve(), folder.resolve()
     raise BuildError(f"libcudart_static.a not found under {top}; install the CUDA runtime library")
 
 
@@ -209,7 +210,7 @@ def choose_cuda(root: Path) -> Cuda | None:
     if not archs:
         return None
     check_archs(nvcc, archs)
-    return Cuda(nvcc, toolkit_libraries(nvcc), archs)
+    return Cuda(nvcc, *toolkit_folders(nvcc), archs)
 
 
 def find_compiler() -> list[str]:
@@ -262,13 +263,16 @@ def isa_of(source: Path) -> str:
     return isa
 
 
-def cpp_sources(root: Path, x86: bool, cuda: bool) -> list[tuple[Path, list[str]]]:
+def cpp_sources(root: Path, x86: bool, cuda: Cuda | None) -> list[tuple[Path, list[str]]]:
     """C++ files with the flags each has beside the common ones; paths relative to `root`."""
     csrc = root / "csrc"
     cuda_flags = ["-DWTCONV_CUDA=1"] if cuda else []
     edges = [(path, cuda_flags) for path in sorted(csrc.glob("*.cpp"))]
     for folder in ("common", "cpu", *([] if cuda else ["cpu_only"])):
         edges += [(path, []) for path in sorted(csrc.glob(f"{folder}/*.cpp"))]
+    if cuda:
+        toolkit = [f"-isystem {shlex.quote(str(cuda.include))}"]
+        edges += [(path, toolkit) for path in sorted(csrc.glob("cuda/*.cpp"))]
     for path in sorted(csrc.glob("cpu/isa/*.cpp")):
         isa = isa_of(path)
         if x86 or isa == "baseline":
@@ -309,7 +313,7 @@ def ninja_text(root: Path, torch: Torch, compiler: list[str], cuda: Cuda | None)
         "  description = C++ $in",
     ]
     edges = []
-    for path, flags in cpp_sources(root, x86, cuda is not None):
+    for path, flags in cpp_sources(root, x86, cuda):
         extra = info if path.name == "build_info.cpp" else []
         edges.append((path, "cxx", " ".join([*flags, *extra])))
     if cuda is not None:

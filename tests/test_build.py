@@ -101,7 +101,7 @@ def cuda_tree(tmp_path: Path, config: ModuleType, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "csrc" / "cuda" / "kernel.cu").touch()
     nvcc = Path("/toolkit/bin/nvcc")
     monkeypatch.setattr(config, "find_nvcc", lambda: None if os.getenv("CUDA_HOME") else nvcc)
-    monkeypatch.setattr(config, "toolkit_libraries", lambda nvcc: nvcc.parent)
+    monkeypatch.setattr(config, "toolkit_folders", lambda nvcc: (nvcc.parent, nvcc.parent))
     monkeypatch.setattr(config, "check_archs", lambda nvcc, archs: None)
     monkeypatch.setattr(config, "visible_gpu_archs", lambda: ())
     return tmp_path
@@ -208,7 +208,7 @@ def test_other_processors_build_the_baseline_only(
 
 
 def test_kernels_of_the_cpu_compile_alike_with_and_without_cuda(config: ModuleType) -> None:
-    cuda = config.Cuda(Path("nvcc"), Path("lib"), ("9.0",))
+    cuda = config.Cuda(Path("nvcc"), Path("include"), Path("lib"), ("9.0",))
     with_cuda, without = ninja_flags(config, cuda), ninja_flags(config)
     kernels = [path for path in without if path.startswith("csrc/cpu/")]
     assert kernels

@@ -1,0 +1,52 @@
+// Stored element types and their conversion to the accumulator type.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "../common/limits.h"
+
+namespace wtconv::cuda {
+
+template <class A, class T>
+__device__ __forceinline__ A widen(T v) {
+  return A(v);
+}
+template <>
+__device__ __forceinline__ float widen<float, __half>(__half v) {
+  return __half2float(v);
+}
+template <>
+__device__ __forceinline__ float widen<float, __nv_bfloat16>(__nv_bfloat16 v) {
+  return __bfloat162float(v);
+}
+
+template <class T, class A>
+__device__ __forceinline__ T narrow(A v) {
+  return T(v);
+}
+template <>
+__device__ __forceinline__ __half narrow<__half, float>(float v) {
+  return __float2half_rn(v);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float v) {
+  return __float2bfloat16_rn(v);
+}
+
+// Element i of a tensor whose dtype is known at run time.
+template <class A>
+__device__ __forceinline__ A read(const void* data, DType dtype, int64_t i) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return A(static_cast<const double*>(data)[i]);
+    case DType::kFloat16:
+      return A(__half2float(static_cast<const __half*>(data)[i]));
+    case DType::kBFloat16:
+      return A(__bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]));
+    default:
+      return A(static_cast<const float*>(data)[i]);
+  }
+}
+
+}  // namespace wtconv::cuda

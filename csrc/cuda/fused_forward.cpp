@@ -1,0 +1,47 @@
+// wtconv::fused_forward on CUDA.
+#include <torch/csrc/stable/library.h>
+
+#include "host.h"
+
+namespace wtconv::cuda {
+namespace {
+
+Tensor run(const Tensor& input, const Parameters& given) {
+  const int device = input.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  const bool channels_last = prefers_channels_last(input);
+  Tensor output = empty_image(input, {input.sizes().begin(), input.sizes().end()}, channels_last);
+  if (output.numel() == 0) return output;
+  const Parameters params = prepare(given);
+  const int height = int(input.size(2)), width = int(input.size(3));
+  const DType dtype = dtype_of(input);
+  Call(params, input)
+      .run_operator({view_of(input), dtype, height, width, channels_last},
+                    {view_of(output), dtype, height, width, channels_last}, 0, false);
+  return output;
+}
+
+Tensor fused_forward(const Tensor& input, const Tensor& base_weight,
+                     std::optional<Tensor> base_bias, const Tensor& base_scale,
+                     std::vector<Tensor> wavelet_weights, std::vector<Tensor> wavelet_scales) {
+  const Parameters params{base_weight, base_bias, base_scale, wavelet_weights, wavelet_scales};
+  check_fused("fused_forward", input, params, DTypeRule::kStrict);
+  return run(input, params);
+}
+
+Tensor fused_forward_mixed(const Tensor& input, const Tensor& base_weight,
+                           std::optional<Tensor> base_bias, const Tensor& base_scale,
+                           std::vector<Tensor> wavelet_weights,
+                           std::vector<Tensor> wavelet_scales) {
+  const Parameters params{base_weight, base_bias, base_scale, wavelet_weights, wavelet_scales};
+  check_fused("fused_forward", input, params, DTypeRule::kMixed);
+  return run(input, params);
+}
+
+}  // namespace
+}  // namespace wtconv::cuda
+
+STABLE_TORCH_LIBRARY_IMPL(wtconv, CUDA, m) {
+  m.impl("fused_forward", TORCH_BOX(&wtconv::cuda::fused_forward));
+  m.impl("_fused_forward", TORCH_BOX(&wtconv::cuda::fused_forward_mixed));
+}

@@ -1,0 +1,163 @@
+#include "heuristic.h"
+
+#include <algorithm>
+
+namespace wtconv::cuda {
+namespace {
+
+int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
+
+int strip_rows_for(int rows) { return rows > 4 ? 8 : rows > 2 ? 4 : rows; }
+
+// Fills the levels of a tile; returns the elements per channel.
+int lay_out(TileShape& s, int pad_bottom, int pad_right, int height, int width) {
+  int offset = 0;
+  for (int l = 0; l <= s.levels; ++l) {
+    TileLevel& v = s.level[l];
+    const int grow = s.plane ? 1 : 1 << (s.levels - l);
+    v.own_rows = (s.tile_rows + (1 << l) - 1) >> l;
+    v.own_cols = (s.tile_cols + (1 << l) - 1) >> l;
+    const int before_y = s.pad_top * grow, before_x = s.pad_left * grow;
+    const int after_y = pad_bottom * grow, after_x = pad_right * grow;
+    if (s.plane) {
+      v.own_rows = (height + (1 << l) - 1) >> l;
+      v.own_cols = (width + (1 << l) - 1) >> l;
+      v.first_row = v.first_col = 0;
+      v.last_row = v.own_rows;
+      v.last_col = v.own_cols;
+    } else {
+      v.first_row = -before_y;
+      v.first_col = -before_x;
+      v.last_row = v.own_rows + after_y;
+      v.last_col = v.own_cols + after_x;
+    }
+    v.strip_rows = strip_rows_for(v.own_rows);
+    v.lead_rows = before_y;
+    v.lead_cols = round_up(before_x, kStripWidth);
+    // Strips may end beyond the own rows and columns; one more of each covers an odd edge.
+    v.stored_rows =
+        v.lead_rows + std::max(round_up(v.own_rows, v.strip_rows) + s.kernel_size - 1 - s.pad_top,
+                               v.own_rows + std::max(1, after_y));
+    v.pitch =
+        round_up(v.lead_cols +
+                     std::max(round_up(v.own_cols, kStripWidth) + s.kernel_size - 1 - s.pad_left,
+                              v.own_cols + std::max(1, after_x)) +
+                     3,
+                 4);
+    // The filtered bands replace the raw ones, from the start of the band on; the base path reads
+    // those of whole strips of 8 x 4 pixels.
+    v.stored_rows = std::max(v.stored_rows, round_up(s.plane ? height : s.tile_rows, 8) >> l);
+    v.band_stride = v.stored_rows * v.pitch;
+    v.offset = offset;
+    offset += (l ? 4 : 1) * v.band_stride;
+  }
+  return offset;
+}
+
+void finish(TileShape& s, const Problem& p, int elements) {
+  // Channels of a warp fall into different banks.
+  const int banks = std::max(4, 32 / s.group);
+  s.channel_stride = round_up(elements, 32) + (s.group > 1 ? banks : 0);
+  const int64_t weights =
+      int64_t(s.group) * (1 + 4 * s.levels) * s.kernel_size * s.kernel_size + s.group;
+  s.shared_bytes = int((int64_t(s.group) * s.channel_stride + weights) * p.accumulator_bytes);
+}
+
+TileShape make_shape(const Problem& p, bool plane, int rows, int cols, int levels, int group) {
+  TileShape s{};
+  s.kernel_size = p.kernel_size;
+  s.levels = levels;
+  const int before = (p.kernel_size - 1) / 2, after = p.kernel_size / 2;
+  s.pad_top = s.pad_left = p.adjoint ? after : before;
+  s.tile_rows = rows;
+  s.tile_cols = cols;
+  s.group = group;
+  s.plane = plane;
+  const int end = p.adjoint ? before : after;
+  const int elements = lay_out(s, end, end, p.height, p.width);
+  finish(s, p, elements);
+  const int strips = ((cols + 3) / 4) * ((rows + 7) / 8) * group;
+  s.threads = strips <= 64 ? 64 : 128;
+  return s;
+}
+
+// A round of filtering holds whole bands in registers, of every channel where those are the fast
+// index, before it overwrites them.
+bool fits(const TileShape& s, const Problem& p, int shared_bytes) {
+  for (int l = 1; l <= s.levels; ++l) {
+    const TileLevel& v = s.level[l];
+    const int strips = ((v.own_rows + v.strip_rows - 1) / v.strip_rows) * ((v.own_cols + 3) / 4);
+    if (strips * (p.channels_last ? s.group : 1) > s.threads) return false;
+  }
+  return s.shared_bytes <= shared_bytes;
+}
+
+// The first shape, from the most to the least welcome, that accept(shape, shared bytes) takes.
+template <class Accept>
+TileShape search(const Problem& p, const Device& device, Accept accept) {
+  const int limit = device.shared_per_block, third = device.shared_per_multiprocessor / 3;
+  const int levels = std::min(p.levels, kMaxTileLevels);
+  // Channels that share a memory sector in NHWC; small planes of NCHW several to a block.
+  const int most = std::max(1, 32 / p.element_bytes);
+  int group = 1;
+  if (p.channels_last) {
+    while (group < most && group < p.channels) group *= 2;
+  } else {
+    while (group < 32 && group * 2 <= p.channels && group * p.height * p.width < 2048) group *= 2;
+  }
+  // Whole planes where three blocks share a multiprocessor; at many levels where one fits.
+  for (int g = group; g >= 1; g /= 2) {
+    const TileShape s = make_shape(p, true, p.height, p.width, levels, g);
+    if (accept(s, std::min(limit, p.levels > 2 && g == 1 ? limit : third))) return s;
+    if (p.channels_last && g * p.element_bytes <= 16) break;
+  }
+  const auto tile = [&](int size_y, int size_x, int l, int g) {
+    return make_shape(p, false, round_up(std::min(size_y, p.height), 1 << l),
+                      round_up(std::min(size_x, p.width), 1 << l), l, g);
+  };
+  for (int g = group; g >= 1; g /= 2) {
+    for (int l = std::min(levels, 2); l >= 1; --l) {
+      for (int size = 64; size >= 16; size /= 2) {
+        for (const TileShape& s : {tile(size, size, l, g), tile(size / 2, size, l, g)}) {
+          if (accept(s, std::min(limit, g > 1 ? limit : third))) return s;
+        }
+      }
+    }
+  }
+  for (int size = 32; size > 2; size /= 2) {
+    const TileShape s = tile(size, size, 1, 1);
+    if (accept(s, limit)) return s;
+  }
+  return tile(2, 2, 1, 1);
+}
+
+}  // namespace
+
+TileShape choose_tile(const Problem& p, const Device& device) {
+  return search(p, device, [&](const TileShape& s, int bytes) { return fits(s, p, bytes); });
+}
+
+GradShapes choose_grad_tile(const Problem& p, const Device& device) {
+  GradShapes result{};
+  const auto input_of = [&](const TileShape& s) {
+    Problem plain = p;
+    plain.kernel_size = 1;
+    return make_shape(plain, s.plane, s.tile_rows, s.tile_cols, s.levels, s.group);
+  };
+  const auto shared_bytes = [&](const TileShape& s, const TileShape& input) {
+    const int taps = p.kernel_size * p.kernel_size, warps = s.threads / 32;
+    // Unrolled kernel sizes exchange the sums of a warp through shared memory.
+    const int exchange = p.kernel_size == 3 || p.kernel_size == 5 ? warps * taps * 33 : 0;
+    const int sums = s.group * ((kBaseParts + 4 * s.levels) * taps + 1) + exchange;
+    return (s.group * (s.channel_stride + input.channel_stride) + sums) * p.accumulator_bytes;
+  };
+  result.grad_output = search(p, device, [&](const TileShape& s, int bytes) {
+    return shared_bytes(s, input_of(s)) <= bytes;
+  });
+  result.input = input_of(result.grad_output);
+  result.threads = result.grad_output.threads;
+  result.shared_bytes = shared_bytes(result.grad_output, result.input);
+  return result;
+}
+
+}  // namespace wtconv::cuda

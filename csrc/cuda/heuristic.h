@@ -1,0 +1,31 @@
+// Launch choices as one pure function of sizes, dtype and device properties.
+#pragma once
+
+#include <cstdint>
+
+#include "tile.h"
+
+namespace wtconv::cuda {
+
+struct Problem {
+  int64_t batch;
+  int channels, height, width, kernel_size, levels;
+  int accumulator_bytes, element_bytes;
+  bool channels_last, adjoint;
+};
+
+struct Device {
+  int multiprocessors, shared_per_block, shared_per_multiprocessor;
+};
+
+// The shape of the launch that runs the finest `shape.levels` <= problem.levels levels.
+TileShape choose_tile(const Problem& problem, const Device& device);
+
+// The shapes of one launch of the weight gradient: grad_output padded, the input not.
+struct GradShapes {
+  TileShape grad_output, input;
+  int threads, shared_bytes;
+};
+GradShapes choose_grad_tile(const Problem& problem, const Device& device);
+
+}  // namespace wtconv::cuda

@@ -1,0 +1,162 @@
+#include "host.h"
+
+#include <algorithm>
+#include <mutex>
+
+// Declared weak: a CPU-only torch has no libtorch_cuda, and this library loads there too.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**);
+
+namespace wtconv::cuda {
+
+cudaStream_t current_stream(int device) {
+  void* stream = nullptr;
+  if (!aoti_torch_get_current_cuda_stream ||
+      aoti_torch_get_current_cuda_stream(device, &stream) != AOTI_TORCH_SUCCESS) {
+    fail("wtconv: torch's CUDA library is not loaded; install a CUDA build of torch");
+  }
+  return static_cast<cudaStream_t>(stream);
+}
+
+const Device& device_properties(int device) {
+  constexpr int kMaxDevices = 64;
+  static std::once_flag once[kMaxDevices];
+  static Device devices[kMaxDevices];
+  std::call_once(once[device], [device] {
+    int driver = 0;
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver < CUDART_VERSION / 1000 * 1000) {
+      fail("wtconv: this build needs a driver for CUDA " + std::to_string(CUDART_VERSION / 1000) +
+           " (version 580 or newer for CUDA 13); update the driver or rebuild with WTCONV_CUDA=0");
+    }
+    Device& d = devices[device];
+    cudaDeviceGetAttribute(&d.multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    cudaDeviceGetAttribute(&d.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaDeviceGetAttribute(&d.shared_per_multiprocessor,
+                           cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+  });
+  return devices[device];
+}
+
+void check_launch(const char* error) {
+  if (error) fail(std::string("wtconv: CUDA kernel launch failed: ") + error);
+}
+
+Parameters prepare(const Parameters& p) {
+  const auto ready = [](const Tensor& t) { return torch::stable::contiguous(t); };
+  Parameters result{ready(p.base_weight), std::nullopt, ready(p.base_scale), {}, {}};
+  if (p.base_bias) result.base_bias = ready(*p.base_bias);
+  for (const Tensor& t : p.weights) result.weights.push_back(ready(t));
+  for (const Tensor& t : p.scales) result.scales.push_back(ready(t));
+  return result;
+}
+
+// Four elements at once where every group of four lies in one aligned piece of memory.
+LoadPath choose_load_path(const TileLaunch& p, const View& v, DType dtype) {
+  const int bytes = dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
+  const int alignment = std::min(16, 4 * bytes);
+  const auto aligned = [&](int64_t elements) { return elements * bytes % alignment == 0; };
+  if (reinterpret_cast<uintptr_t>(v.data) % alignment != 0 || !aligned(v.stride_b) ||
+      !aligned(v.stride_y)) {
+    return LoadPath::kScalar;
+  }
+  if (p.channels_fast) {
+    const bool whole = p.shape.group % 4 == 0 && p.channels % 4 == 0;
+    return v.stride_c == 1 && whole && aligned(v.stride_x) ? LoadPath::kQuadChannels
+                                                           : LoadPath::kScalar;
+  }
+  return v.stride_x == 1 && p.width % 4 == 0 && aligned(v.stride_c) ? LoadPath::kQuadX
+                                                                    : LoadPath::kScalar;
+}
+
+Call::Call(const Parameters& params, const Tensor& input)
+    : params(params),
+      like(input),
+      device(input.get_device_index()),
+      batch(input.size(0)),
+      channels(int(input.size(1))),
+      stream(current_stream(device)) {}
+
+Problem Call::problem(const Plane& input, int first_level, bool adjoint) const {
+  const int bytes = input.dtype == DType::kFloat64 ? 8 : input.dtype == DType::kFloat32 ? 4 : 2;
+  return {batch,
+          channels,
+          input.height,
+          input.width,
+          int(params.base_weight.size(2)),
+          levels() - first_level,
+          accumulates_in_double(input.dtype) ? 8 : 4,
+          bytes,
+          input.channels_last,
+          adjoint};
+}
+
+std::pair<Tensor, Plane> Call::lowpass(const Plane& input, int levels) const {
+  const bool in_double = accumulates_in_double(input.dtype);
+  const int unit = 1 << levels, rows = (input.height + unit - 1) / unit,
+            cols = (input.width + unit - 1) / unit;
+  const auto scalar =
+      in_double ? torch::headeronly::ScalarType::Double : torch::headeronly::ScalarType::Float;
+  const Tensor band = torch::stable::new_empty(like, {batch, channels, rows, cols}, scalar);
+  return {band, {view_of(band), in_double ? DType::kFloat64 : DType::kFloat32, rows, cols, false}};
+}
+
+TileLaunch Call::describe(const Plane& input, int first_level, const TileShape& shape,
+                          bool adjoint) const {
+  TileLaunch launch{};
+  launch.shape = shape;
+  if (first_level == 0) {
+    launch.params.weight[0] = params.base_weight.const_data_ptr();
+    launch.params.scale[0] = params.base_scale.const_data_ptr();
+    launch.params.bias = params.base_bias ? params.base_bias->const_data_ptr() : nullptr;
+  }
+  for (int l = 1; l <= shape.levels; ++l) {
+    launch.params.weight[l] = params.weights[first_level + l - 1].const_data_ptr();
+    launch.params.scale[l] = params.scales[first_level + l - 1].const_data_ptr();
+  }
+  launch.params.dtype = dtype_of(params.base_weight);
+  launch.params.rotate = adjoint;
+  launch.input = input.view;
+  launch.batch = batch;
+  launch.channels = channels, launch.height = input.height, launch.width = input.width;
+  launch.tiles_y = shape.plane ? 1 : (input.height + shape.tile_rows - 1) / shape.tile_rows;
+  launch.tiles_x = shape.plane ? 1 : (input.width + shape.tile_cols - 1) / shape.tile_cols;
+  launch.groups = (channels + shape.group - 1) / shape.group;
+  launch.channels_fast = input.channels_last;
+  launch.load_path = choose_load_path(launch, input.view, input.dtype);
+  launch.batch_per_block = 1;
+  return launch;
+}
+
+int share_of_batch(const TileLaunch& launch, int multiprocessors) {
+  constexpr int kBlocksPerMultiprocessor = 8;
+  const int64_t blocks = int64_t(launch.tiles_y) * launch.tiles_x * launch.groups * launch.batch;
+  return int(
+      std::clamp<int64_t>(blocks / (kBlocksPerMultiprocessor * multiprocessors), 1, launch.batch));
+}
+
+void Call::run_operator(const Plane& input, const Plane& output, int first_level,
+                        bool adjoint) const {
+  const Device& properties = device_properties(device);
+  const TileShape shape = choose_tile(problem(input, first_level, adjoint), properties);
+  TileLaunch launch = describe(input, first_level, shape, adjoint);
+  launch.output = output.view;
+  if (adjoint) launch.params.bias = nullptr;
+  Tensor coarse;
+  if (first_level + shape.levels < levels()) {
+    const auto [band, plane] = lowpass(input, shape.levels);
+    check_launch(
+        launch_lowpass({input.view, band.mutable_data_ptr(), batch, channels, input.height,
+                        input.width, plane.height, plane.width, shape.levels, input.channels_last},
+                       input.dtype, stream));
+    const auto [result, reconstruction] = lowpass(input, shape.levels);
+    run_operator(plane, reconstruction, first_level + shape.levels, adjoint);
+    coarse = result;
+    launch.coarse = coarse.const_data_ptr();
+    launch.coarse_rows = plane.height;
+    launch.coarse_cols = plane.width;
+  }
+  // Blocks that keep the weights of small planes over several batch items read them once.
+  if (shape.plane) launch.batch_per_block = share_of_batch(launch, properties.multiprocessors);
+  check_launch(launch_forward(launch, input.dtype, stream));
+}
+
+}  // namespace wtconv::cuda

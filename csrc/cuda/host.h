@@ -1,0 +1,64 @@
+// What the CUDA host functions share: device, stream, device properties, parameters.
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/ops.h>
+
+#include "../common/tensors.h"
+#include "heuristic.h"
+#include "launch.h"
+
+namespace wtconv::cuda {
+
+inline View view_of(const Tensor& t) {
+  return {t.mutable_data_ptr(), t.stride(0), t.stride(1), t.stride(2), t.stride(3)};
+}
+
+// The current stream of a device.
+cudaStream_t current_stream(int device);
+
+// Properties of a device; checks once that its driver can run this library.
+const Device& device_properties(int device);
+
+void check_launch(const char* error);
+
+// Contiguous parameters, on the current device.
+Parameters prepare(const Parameters& params);
+
+// How a block reads `view`, which has the sizes of the launch.
+LoadPath choose_load_path(const TileLaunch& launch, const View& view, DType dtype);
+
+// Batch items per block that leave several blocks for every multiprocessor.
+int share_of_batch(const TileLaunch& launch, int multiprocessors);
+
+// A tensor of one recursion level: the call's own, or a low-pass band of it.
+struct Plane {
+  View view;
+  DType dtype;
+  int height, width;
+  bool channels_last;
+};
+
+// One call of an op. Levels that a launch cannot hold run on the low-pass band of those it does.
+struct Call {
+  const Parameters& params;
+  const Tensor& like;  // device and options of workspaces
+  int device;
+  int64_t batch;
+  int channels;
+  cudaStream_t stream;
+
+  Call(const Parameters& params, const Tensor& input);
+  int levels() const { return int(params.weights.size()); }
+
+  // output = F(input), with every kernel rotated and the padding mirrored for the adjoint.
+  void run_operator(const Plane& input, const Plane& output, int first_level, bool adjoint) const;
+  // The launch of levels first_level .. of `input`, without its shape.
+  TileLaunch describe(const Plane& input, int first_level, const TileShape& shape,
+                      bool adjoint) const;
+  // The low-pass band `levels` levels down, accumulator type.
+  std::pair<Tensor, Plane> lowpass(const Plane& input, int levels) const;
+  Problem problem(const Plane& input, int first_level, bool adjoint) const;
+};
+
+}  // namespace wtconv::cuda

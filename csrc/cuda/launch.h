@@ -1,0 +1,66 @@
+// Launchers: no Torch header. Each returns null, or what CUDA says went wrong.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "tile.h"
+
+namespace wtconv::cuda {
+
+// input [B, C, height, width] -> output [B, C, rows, cols], dense, accumulator type.
+struct LowpassLaunch {
+  View input;
+  void* output;
+  int64_t batch;
+  int channels, height, width, rows, cols, levels;
+  bool channels_fast;
+};
+
+// tile: of grad_output, padded for the adjoint; input_shape: the same tile without padding.
+struct GradLaunch {
+  TileLaunch tile;
+  TileShape input_shape;
+  View input;
+  bool level_wanted[kMaxTileLevels + 1];
+  int deepest;  // wanted level
+  bool bias_wanted;
+  int threads, shared_bytes;
+  int64_t num_partials;
+  void* partials;  // [C][num_partials][(1 + 4 levels) * taps + 1], accumulator type
+};
+
+struct LevelGradient {
+  void* weight;
+  void* scale;
+};
+
+struct FinishLaunch {
+  TileParameters params;
+  int channels, kernel_size, levels;
+  int64_t num_partials;
+  const void* partials;
+  LevelGradient gradients[kMaxTileLevels + 1];  // null where not wanted
+  void* grad_bias;
+};
+
+// tile.output: filtered coefficients [B, 4C, ceil(H/2), ceil(W/2)]; lowpass: raw LL.
+struct AnalysisLaunch {
+  TileLaunch tile;
+  View lowpass;
+};
+
+struct SynthesisLaunch {
+  View base, output, coefficients[kMaxLevels];
+  int64_t batch;
+  int channels, height, width, levels;
+  bool channels_fast;
+};
+
+const char* launch_analysis_conv(const AnalysisLaunch& p, DType dtype, cudaStream_t stream);
+const char* launch_synthesis(const SynthesisLaunch& p, DType dtype, cudaStream_t stream);
+const char* launch_weight_grad(const GradLaunch& p, DType activations, cudaStream_t stream);
+const char* launch_finish(const FinishLaunch& p, DType activations, cudaStream_t stream);
+const char* launch_lowpass(const LowpassLaunch& p, DType activations, cudaStream_t stream);
+const char* launch_forward(const TileLaunch& p, DType activations, cudaStream_t stream);
+
+}  // namespace wtconv::cuda
