@@ -17,6 +17,7 @@ _KEYS = torch._C.DispatchKeySet(DispatchKey.AutocastCPU) | torch._C.DispatchKeyS
     DispatchKey.AutocastCUDA
 )
 DEVICE_TYPES = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+_AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 def excluded() -> Any:
@@ -27,7 +28,7 @@ def excluded() -> Any:
 def is_enabled(tensor: Tensor) -> bool:
     """Whether autocast is on for the device of ``tensor``."""
     device_type = tensor.device.type
-    return device_type in DEVICE_TYPES and torch.is_autocast_enabled(device_type)
+    return device_type in _AUTOCAST_DEVICES and torch.is_autocast_enabled(device_type)
 
 
 def _is_eligible(tensor: Tensor) -> bool:

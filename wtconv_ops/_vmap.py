@@ -36,12 +36,14 @@ def _spread(tensor: Tensor, dim: int | None, to: int, size: int) -> Tensor:
 
 def _into_batch(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     """[N, B, C, H, W] -> [N*B, C, H, W]."""
-    return _spread(tensor, dim, 0, size).flatten(0, 1)
+    tensor = _spread(tensor, dim, 0, size)
+    return tensor.reshape(tensor.shape[0] * tensor.shape[1], *tensor.shape[2:])
 
 
 def _into_channels(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     """[B, N, C, H, W] -> [B, N*C, H, W]; the same for scales [1, N, n, 1, 1]."""
-    return _spread(tensor, dim, 1, size).flatten(1, 2)
+    tensor = _spread(tensor, dim, 1, size)
+    return tensor.reshape(tensor.shape[0], tensor.shape[1] * tensor.shape[2], *tensor.shape[3:])
 
 
 def _parameters_into_channels(parameters: Parameters, dims: Dims, size: int) -> Parameters:

@@ -130,7 +130,7 @@ def _plain(input: Tensor, parameters: _Parameters) -> Tensor:
     (which doubles at each level) cannot overflow where the result fits. Without levels there is
     no such band, and the convolution of PyTorch runs in the dtype of the input.
     """
-    cast = _autocast_enabled(input.device.type) and input.dtype != torch.float64
+    cast = _autocast.is_enabled(input) and input.dtype != torch.float64
     if cast:
         parameters = _Parameters(*_autocast.cast_fused(input, *parameters)[1:])
         input = input.to(torch.get_autocast_dtype(input.device.type))
@@ -157,8 +157,3 @@ def _check(input: Tensor, parameters: _Parameters, mixed: bool) -> None:
         _checks._check_same_dtype(_OP, owner, like, name, parameter, hint)
         _checks._check_same_device(_OP, "input", input, name, parameter)
 
-
-def _autocast_enabled(device_type: str) -> bool:
-    """Whether the call stands in an autocast region of its device."""
-    available = torch.amp.is_autocast_available(device_type)
-    return available and torch.is_autocast_enabled(device_type)
