@@ -93,23 +93,22 @@ bool fits(const TileShape& s, const Problem& p, int shared_bytes) {
 }
 
 // The first shape, from the most to the least welcome, that accept(shape, shared bytes) takes.
+// `blocks` shall share a multiprocessor.
 template <class Accept>
-TileShape search(const Problem& p, const Device& device, Accept accept) {
-  const int limit = device.shared_per_block, third = device.shared_per_multiprocessor / 3;
+TileShape search(const Problem& p, const Device& device, int blocks, Accept accept) {
+  const int limit = device.shared_per_block, share = device.shared_per_multiprocessor / blocks;
   const int levels = std::min(p.levels, kMaxTileLevels);
-  // Channels that share a memory sector in NHWC; small planes of NCHW several to a block.
-  const int most = std::max(1, 32 / p.element_bytes);
+  // NHWC: neighbouring channels share memory sectors. NCHW: small planes, several to a block.
   int group = 1;
   if (p.channels_last) {
-    while (group < most && group < p.channels) group *= 2;
+    while (group < 8 && group < p.channels) group *= 2;
   } else {
-    while (group < 32 && group * 2 <= p.channels && group * p.height * p.width < 2048) group *= 2;
+    while (group < 16 && group * 2 <= p.channels && group * p.height * p.width < 1024) group *= 2;
   }
-  // Whole planes where three blocks share a multiprocessor; at many levels where one fits.
+  // Whole planes where that many blocks fit; at many levels where one does.
   for (int g = group; g >= 1; g /= 2) {
     const TileShape s = make_shape(p, true, p.height, p.width, levels, g);
-    if (accept(s, std::min(limit, p.levels > 2 && g == 1 ? limit : third))) return s;
-    if (p.channels_last && g * p.element_bytes <= 16) break;
+    if (accept(s, std::min(limit, p.levels > 2 && g == 1 ? limit : share))) return s;
   }
   const auto tile = [&](int size_y, int size_x, int l, int g) {
     return make_shape(p, false, round_up(std::min(size_y, p.height), 1 << l),
@@ -119,7 +118,7 @@ TileShape search(const Problem& p, const Device& device, Accept accept) {
     for (int l = std::min(levels, 2); l >= 1; --l) {
       for (int size = 64; size >= 16; size /= 2) {
         for (const TileShape& s : {tile(size, size, l, g), tile(size / 2, size, l, g)}) {
-          if (accept(s, std::min(limit, g > 1 ? limit : third))) return s;
+          if (accept(s, std::min(limit, g > 1 ? limit : share))) return s;
         }
       }
     }
@@ -134,7 +133,7 @@ TileShape search(const Problem& p, const Device& device, Accept accept) {
 }  // namespace
 
 TileShape choose_tile(const Problem& p, const Device& device) {
-  return search(p, device, [&](const TileShape& s, int bytes) { return fits(s, p, bytes); });
+  return search(p, device, 3, [&](const TileShape& s, int bytes) { return fits(s, p, bytes); });
 }
 
 GradShapes choose_grad_tile(const Problem& p, const Device& device) {
@@ -145,17 +144,17 @@ GradShapes choose_grad_tile(const Problem& p, const Device& device) {
     return make_shape(plain, s.plane, s.tile_rows, s.tile_cols, s.levels, s.group);
   };
   const auto shared_bytes = [&](const TileShape& s, const TileShape& input) {
-    const int taps = p.kernel_size * p.kernel_size, warps = s.threads / 32;
+    const int taps = p.kernel_size * p.kernel_size, warps = 2 * s.threads / 32;
     // Unrolled kernel sizes exchange the sums of a warp through shared memory.
     const int exchange = p.kernel_size == 3 || p.kernel_size == 5 ? warps * taps * 33 : 0;
     const int sums = s.group * ((kBaseParts + 4 * s.levels) * taps + 1) + exchange;
     return (s.group * (s.channel_stride + input.channel_stride) + sums) * p.accumulator_bytes;
   };
-  result.grad_output = search(p, device, [&](const TileShape& s, int bytes) {
+  result.grad_output = search(p, device, 2, [&](const TileShape& s, int bytes) {
     return shared_bytes(s, input_of(s)) <= bytes;
   });
   result.input = input_of(result.grad_output);
-  result.threads = result.grad_output.threads;
+  result.threads = 2 * result.grad_output.threads;
   result.shared_bytes = shared_bytes(result.grad_output, result.input);
   return result;
 }

@@ -127,7 +127,7 @@ TileLaunch Call::describe(const Plane& input, int first_level, const TileShape& 
 }
 
 int share_of_batch(const TileLaunch& launch, int multiprocessors) {
-  constexpr int kBlocksPerMultiprocessor = 8;
+  constexpr int kBlocksPerMultiprocessor = 4;
   const int64_t blocks = int64_t(launch.tiles_y) * launch.tiles_x * launch.groups * launch.batch;
   return int(
       std::clamp<int64_t>(blocks / (kBlocksPerMultiprocessor * multiprocessors), 1, launch.batch));

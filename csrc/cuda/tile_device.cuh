@@ -52,21 +52,23 @@ __device__ __forceinline__ int stored(const TileLevel& v, int row, int col) {
   return (row + v.lead_rows) * v.pitch + col + v.lead_cols;
 }
 
-// Scaled weights of the block's channels: [channel][slot][tap], then [channel] biases.
+// Scaled weights of the block's channels: [channel][slot][tap], then [channel] biases. A warp reads
+// one slot.
 template <class A>
 __device__ void load_parameters(const TileLaunch& p, int channel, A* weights, A* biases) {
   const TileParameters& q = p.params;
-  const int taps = p.shape.kernel_size * p.shape.kernel_size, slots = 1 + 4 * p.shape.levels;
-  for (int i = threadIdx.x; i < p.shape.group * slots * taps; i += blockDim.x) {
-    const int tap = i % taps, slot = i / taps % slots, c = channel + i / taps / slots;
+  const int taps = p.shape.kernel_size * p.shape.kernel_size,
+            slots = 1 + kSubbands * p.shape.levels;
+  for (int unit = threadIdx.x / 32; unit < p.shape.group * slots; unit += blockDim.x / 32) {
+    const int local = unit / slots, slot = unit - local * slots, c = channel + local;
     const int level = (slot + 3) / 4;
-    A value = 0;
-    if (c < p.channels && q.weight[level]) {
-      const int64_t group = level ? 4 * int64_t(c) + (slot - 1) % 4 : c;
+    const bool used = c < p.channels && q.weight[level];
+    const int64_t group = level ? 4 * int64_t(c) + (slot - 1) % 4 : c;
+    const A scale = used ? read<A>(q.scale[level], q.dtype, group) : A(0);
+    for (int tap = threadIdx.x % 32; tap < taps; tap += 32) {
       const int64_t from = group * taps + (q.rotate ? taps - 1 - tap : tap);
-      value = read<A>(q.scale[level], q.dtype, group) * read<A>(q.weight[level], q.dtype, from);
+      weights[unit * taps + tap] = used ? scale * read<A>(q.weight[level], q.dtype, from) : A(0);
     }
-    weights[i] = value;
   }
   for (int i = threadIdx.x; i < p.shape.group; i += blockDim.x) {
     const bool used = q.bias && channel + i < p.channels;
@@ -74,14 +76,6 @@ __device__ void load_parameters(const TileLaunch& p, int channel, A* weights, A*
         used ? read<A>(q.scale[0], q.dtype, channel + i) * read<A>(q.bias, q.dtype, channel + i)
              : A(0);
   }
-}
-
-// Copies one element to shared memory without passing through registers; zero where not `inside`.
-template <class T>
-__device__ __forceinline__ void copy_async(T* shared, const T* global, bool inside) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(
-                   static_cast<unsigned>(__cvta_generic_to_shared(shared))),
-               "l"(global), "n"(sizeof(T)), "r"(inside ? int(sizeof(T)) : 0));
 }
 
 // Neighbouring elements of one access; of double as much as 16 bytes hold.

@@ -134,7 +134,7 @@ __device__ void sum_bias(const TileShape& s, int height, int width, int channel,
 }
 
 template <class T, class A, int K>
-__global__ void __launch_bounds__(128) weight_grad_kernel(const __grid_constant__ GradLaunch p) {
+__global__ void __launch_bounds__(256, 2) weight_grad_kernel(const __grid_constant__ GradLaunch p) {
   extern __shared__ __align__(16) unsigned char shared[];
   const TileLaunch& t = p.tile;
   const TileShape &s = t.shape, &q = p.input_shape;
