@@ -66,7 +66,13 @@ struct UnpackArgs {
   void* grad_weight;  // like weight, or null
   void* grad_scale;   // like scale, or null
   void* grad_bias;    // like bias, or null
+  void* scratch;      // unpack_scratch_bytes(kernel_size, vector_bytes)
 };
+
+// Of one thread: the taps of a slot as float64 and twice in the accumulator type.
+constexpr int64_t unpack_scratch_bytes(int64_t kernel_size, int64_t vector_bytes) {
+  return kernel_size * kernel_size * 4 * vector_bytes;
+}
 
 struct TileArgs {
   int64_t channels;
@@ -119,6 +125,10 @@ struct Engine {
 
 // The fastest engine this machine can run.
 const Engine& engine();
+
+// The same, but with vectors no wider than the channels fill: a lane without a channel costs as
+// much time and scratch memory as one with.
+const Engine& engine_for(int64_t channels, DType dtype);
 
 extern const Engine kEngineBaseline, kEngineAvx2, kEngineAvx512;
 

@@ -50,11 +50,11 @@ void run_tiles(const Tensor& grad_output, const Tensor& input, const Parameters&
   char* per_thread = weights + weight_bytes;
   if (wanted.input) pack_parameters(params, g, blocks, true, weights, nullptr);
 
-  const Kernels& kernels = kernels_for(blocks.dtype);
-  const TileArgs args{g.channels, view_of(grad_output), wanted.input ? view_of(grad_input) : View{},
-                      weights, nullptr};
+  const Kernels& kernels = blocks.kernels();
+  const TileArgs args{g.channels, input_view(grad_output),
+                      wanted.input ? output_view(grad_input) : View{}, weights, nullptr};
   const bool sum_bias = wanted.base_bias || (wanted.base_scale && params.base_bias);
-  const GradArgs grad{view_of(input), slots, wanted.level, sum_bias};
+  const GradArgs grad{input_view(input), slots, wanted.level, sum_bias};
   for_each_item(items, threads, [&](int64_t thread, int64_t item) {
     const int64_t block = item % blocks.count, group = item / blocks.count;
     char* scratch = per_thread + thread * (scratch_bytes + sum_bytes);
@@ -76,10 +76,13 @@ void run_tiles(const Tensor& grad_output, const Tensor& input, const Parameters&
 // Adds the partial sums and applies eq. foldgrad.
 void finish(const Parameters& params, const Geometry& g, const Blocks& blocks, const Split& split,
             const Wanted& wanted, const double* partials, const Gradients& out) {
-  const Kernels& kernels = kernels_for(dtype_of(params.base_weight));
+  const Kernels& kernels = blocks.kernels(dtype_of(params.base_weight));
   const int64_t slots = 1 + 4 * g.levels, tasks = 1 + g.levels, items = blocks.count * tasks;
   const int64_t cost = 16 * blocks.lanes * g.kernel_size * g.kernel_size * split.groups;
-  for_each_item(items, worthwhile_threads(items, cost), [&](int64_t, int64_t item) {
+  const int64_t threads = worthwhile_threads(items, cost);
+  const int64_t scratch_bytes = aligned(unpack_scratch_bytes(g.kernel_size, blocks.vector_bytes));
+  const Workspace scratch(params.base_weight, threads * scratch_bytes);
+  for_each_item(items, threads, [&](int64_t thread, int64_t item) {
     const int64_t block = item / tasks, level = item % tasks;
     const bool base = level == 0;
     const Tensor& weight = base ? params.base_weight : params.weights[level - 1];
@@ -89,7 +92,8 @@ void finish(const Parameters& params, const Geometry& g, const Blocks& blocks, c
         {g.channels, g.kernel_size, base ? 1 : 4, base ? 0 : 4 * level - 3, slots, split.groups,
          partials, weight.const_data_ptr(), scale.const_data_ptr(),
          biased ? params.base_bias->const_data_ptr() : nullptr, out.weight(level, wanted),
-         out.scale(level, wanted), base ? out.bias(wanted) : nullptr},
+         out.scale(level, wanted), base ? out.bias(wanted) : nullptr,
+         scratch.data() + thread * scratch_bytes},
         block);
   });
 }

@@ -39,8 +39,8 @@ Tensor run(const Tensor& input, const Parameters& given) {
   char* scratch = weights + weight_bytes + bias_bytes;
   pack_parameters(params, g, blocks, false, weights, bias);
 
-  const Kernels& kernels = kernels_for(blocks.dtype);
-  const TileArgs args{g.channels, view_of(input), view_of(output), weights, bias};
+  const Kernels& kernels = blocks.kernels();
+  const TileArgs args{g.channels, input_view(input), output_view(output), weights, bias};
   for_each_item(items, threads, [&](int64_t thread, int64_t item) {
     const int64_t block = item % blocks.count, tile = item / blocks.count % tiles;
     kernels.forward_tile(args, plans[tile], item / blocks.count / tiles, block,

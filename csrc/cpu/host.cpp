@@ -23,7 +23,7 @@ int64_t packed_bytes(const Geometry& g, const Blocks& blocks) {
 
 void pack_parameters(const Parameters& params, const Geometry& g, const Blocks& blocks, bool rotate,
                      char* weights, char* bias) {
-  const Kernels& kernels = kernels_for(dtype_of(params.base_weight));
+  const Kernels& kernels = blocks.kernels(dtype_of(params.base_weight));
   const int64_t slots = 1 + 4 * g.levels, tasks = 1 + g.levels;
   const int64_t cost = 16 * blocks.lanes * g.kernel_size * g.kernel_size;
   const int64_t items = blocks.count * tasks;

@@ -11,23 +11,31 @@
 
 namespace wtconv::cpu {
 
-inline View view_of(const Tensor& t) {
+// A tensor that kernels read, and one that they write.
+inline View input_view(const Tensor& t) {
+  return {const_cast<void*>(t.const_data_ptr()), t.stride(0), t.stride(1), t.stride(2),
+          t.stride(3)};
+}
+inline View output_view(const Tensor& t) {
   return {t.mutable_data_ptr(), t.stride(0), t.stride(1), t.stride(2), t.stride(3)};
 }
 
-inline const Kernels& kernels_for(DType dtype) { return engine().kernels[int(dtype)]; }
-
-// The channel blocks and tiles of one call.
+// The channel blocks of one call and the engine that works on them.
 struct Blocks {
-  DType dtype;           // of the activations
-  int64_t lanes, count;  // channels per block, blocks
+  DType dtype;  // of the activations
+  const Engine& engine;
   int64_t vector_bytes;
+  int64_t lanes, count;  // channels per block, blocks
 
   Blocks(DType dtype, int64_t channels)
       : dtype(dtype),
-        lanes(engine().vector_bytes / (accumulates_in_double(dtype) ? 8 : 4)),
-        count((channels + lanes - 1) / lanes),
-        vector_bytes(engine().vector_bytes) {}
+        engine(engine_for(channels, dtype)),
+        vector_bytes(engine.vector_bytes),
+        lanes(vector_bytes / (accumulates_in_double(dtype) ? 8 : 4)),
+        count((channels + lanes - 1) / lanes) {}
+
+  const Kernels& kernels() const { return engine.kernels[int(dtype)]; }
+  const Kernels& kernels(DType parameters) const { return engine.kernels[int(parameters)]; }
 };
 
 // Uninitialised memory, aligned for vectors, owned by a tensor.

@@ -35,7 +35,7 @@ std::tuple<Tensor, Tensor> analysis_conv(const Tensor& input, const Tensor& give
   const Tensor weight = torch::stable::contiguous(given_weight);
   const Tensor scale = torch::stable::contiguous(given_scale);
   const Blocks blocks(dtype_of(input), channels);
-  const Kernels& kernels = kernels_for(blocks.dtype);
+  const Kernels& kernels = blocks.kernels();
   const TilePlan plan = plan_tile(g, forward_padding(g.kernel_size), 0, g.height[0]);
   const int64_t threads = threads_for(g, blocks);
   const int64_t packed_size =
@@ -47,8 +47,8 @@ std::tuple<Tensor, Tensor> analysis_conv(const Tensor& input, const Tensor& give
       4,        workspace.data()};
   for (int64_t block = 0; block < blocks.count; ++block) kernels.pack_block(pack, block);
   for_each_plane_block(g, blocks, threads, [&](int64_t thread, int64_t item, int64_t block) {
-    kernels.analysis_conv_tile({channels, item, block, view_of(input), view_of(coefficients),
-                                view_of(lowpass), nullptr, workspace.data()},
+    kernels.analysis_conv_tile({channels, item, block, input_view(input), output_view(coefficients),
+                                output_view(lowpass), nullptr, workspace.data()},
                                plan, workspace.data() + packed_size + thread * scratch_size);
   });
   return {coefficients, lowpass};
@@ -63,17 +63,17 @@ Tensor synthesis(const Tensor& base, std::vector<Tensor> coefficients) {
   const Geometry g = make_geometry(base.size(0), base.size(1), base.size(2), base.size(3),
                                    int64_t(coefficients.size()), 1);
   const Blocks blocks(dtype_of(base), g.channels);
-  const Kernels& kernels = kernels_for(blocks.dtype);
+  const Kernels& kernels = blocks.kernels();
   const TilePlan plan = plan_tile(g, Padding{0, 0, 0, 0}, 0, g.height[0]);
   std::vector<View> views;
-  for (const Tensor& t : coefficients) views.push_back(view_of(t));
+  for (const Tensor& t : coefficients) views.push_back(input_view(t));
   const int64_t threads = threads_for(g, blocks);
   const int64_t scratch_size = aligned(plan.total_vectors * blocks.vector_bytes);
   const Workspace workspace(base, threads * scratch_size);
   for_each_plane_block(g, blocks, threads, [&](int64_t thread, int64_t item, int64_t block) {
-    kernels.synthesis_tile(
-        {g.channels, item, block, view_of(base), view_of(output), View{}, views.data(), nullptr},
-        plan, workspace.data() + thread * scratch_size);
+    kernels.synthesis_tile({g.channels, item, block, input_view(base), output_view(output), View{},
+                            views.data(), nullptr},
+                           plan, workspace.data() + thread * scratch_size);
   });
   return output;
 }

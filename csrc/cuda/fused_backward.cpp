@@ -91,11 +91,11 @@ Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Ten
     const Call call(params, input);
     const int height = int(input.size(2)), width = int(input.size(3));
     const DType dtype = dtype_of(input);
-    const Plane grad{view_of(grad_output), dtype, height, width,
+    const Plane grad{input_view(grad_output), dtype, height, width,
                      prefers_channels_last(grad_output)};
-    const Plane in{view_of(input), dtype, height, width, prefers_channels_last(input)};
+    const Plane in{input_view(input), dtype, height, width, prefers_channels_last(input)};
     if (wanted.input) {
-      call.run_operator(grad, {view_of(out.input), dtype, height, width, in.channels_last}, 0,
+      call.run_operator(grad, {output_view(out.input), dtype, height, width, in.channels_last}, 0,
                         true);
     }
     if (wanted.any_sum) run_weight_grad(call, grad, in, 0, wanted, out);

@@ -16,8 +16,8 @@ Tensor run(const Tensor& input, const Parameters& given) {
   const int height = int(input.size(2)), width = int(input.size(3));
   const DType dtype = dtype_of(input);
   Call(params, input)
-      .run_operator({view_of(input), dtype, height, width, channels_last},
-                    {view_of(output), dtype, height, width, channels_last}, 0, false);
+      .run_operator({input_view(input), dtype, height, width, channels_last},
+                    {output_view(output), dtype, height, width, channels_last}, 0, false);
   return output;
 }
 

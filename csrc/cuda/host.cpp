@@ -96,7 +96,8 @@ std::pair<Tensor, Plane> Call::lowpass(const Plane& input, int levels) const {
   const auto scalar =
       in_double ? torch::headeronly::ScalarType::Double : torch::headeronly::ScalarType::Float;
   const Tensor band = torch::stable::new_empty(like, {batch, channels, rows, cols}, scalar);
-  return {band, {view_of(band), in_double ? DType::kFloat64 : DType::kFloat32, rows, cols, false}};
+  return {band,
+          {output_view(band), in_double ? DType::kFloat64 : DType::kFloat32, rows, cols, false}};
 }
 
 TileLaunch Call::describe(const Plane& input, int first_level, const TileShape& shape,

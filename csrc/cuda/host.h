@@ -10,7 +10,12 @@
 
 namespace wtconv::cuda {
 
-inline View view_of(const Tensor& t) {
+// A tensor that kernels read, and one that they write.
+inline View input_view(const Tensor& t) {
+  return {const_cast<void*>(t.const_data_ptr()), t.stride(0), t.stride(1), t.stride(2),
+          t.stride(3)};
+}
+inline View output_view(const Tensor& t) {
   return {t.mutable_data_ptr(), t.stride(0), t.stride(1), t.stride(2), t.stride(3)};
 }
 

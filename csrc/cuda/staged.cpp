@@ -26,12 +26,12 @@ std::tuple<Tensor, Tensor> analysis_conv(const Tensor& input, const Tensor& weig
                           {torch::stable::contiguous(scale)}};
   const Call call(params, input);
   const DType dtype = dtype_of(input);
-  const Plane plane{view_of(input), dtype, height, width, channels_last};
+  const Plane plane{input_view(input), dtype, height, width, channels_last};
   const TileShape shape =
       choose_tile(call.problem(plane, 0, false), device_properties(call.device));
-  AnalysisLaunch launch{call.describe(plane, 0, shape, false), view_of(lowpass)};
+  AnalysisLaunch launch{call.describe(plane, 0, shape, false), output_view(lowpass)};
   launch.tile.params.weight[0] = nullptr;
-  launch.tile.output = view_of(coefficients);
+  launch.tile.output = output_view(coefficients);
   check_launch(launch_analysis_conv(launch, dtype, call.stream));
   return {coefficients, lowpass};
 }
@@ -43,10 +43,10 @@ Tensor synthesis(const Tensor& base, std::vector<Tensor> coefficients) {
   Tensor output = empty_image(base, {base.sizes().begin(), base.sizes().end()}, channels_last);
   if (output.numel() == 0) return output;
   SynthesisLaunch launch{};
-  launch.base = view_of(base);
-  launch.output = view_of(output);
+  launch.base = input_view(base);
+  launch.output = output_view(output);
   launch.levels = int(coefficients.size());
-  for (int l = 0; l < launch.levels; ++l) launch.coefficients[l] = view_of(coefficients[l]);
+  for (int l = 0; l < launch.levels; ++l) launch.coefficients[l] = input_view(coefficients[l]);
   launch.batch = base.size(0);
   launch.channels = int(base.size(1)), launch.height = int(base.size(2)),
   launch.width = int(base.size(3));
