@@ -28,10 +28,10 @@ BUILD_TORCH = "torch==2.13.0"
 RELEASE_ARCHS = "8.0 8.6 8.9 9.0 10.0 12.0+PTX"
 X86_FLAGS = {
     "baseline": [],
-    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "avx2": ["-mavx2", "-mfma"],
     "avx512": [
         *("-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq"),
-        *("-mfma", "-mf16c", "-mprefer-vector-width=512"),
+        *("-mfma", "-mprefer-vector-width=512"),
     ],
 }
 SOURCE_SUFFIXES = {".cpp", ".h", ".inc", ".cu", ".cuh"}

@@ -14,8 +14,7 @@ std::vector<const Engine*> find_engines() {
   // WTCONV_CPU_ISA=baseline|avx2 keeps to an older instruction set, to test it or to compare bits.
   const char* variable = std::getenv("WTCONV_CPU_ISA");
   const std::string limit = variable ? variable : "";
-  if (limit == "baseline" || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
-      !__builtin_cpu_supports("f16c")) {
+  if (limit == "baseline" || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
     return engines;
   }
   engines.push_back(&kEngineAvx2);

@@ -1,4 +1,4 @@
-// The CPU kernels for x86-64 with AVX2, FMA and F16C.
+// The CPU kernels for x86-64 with AVX2 and FMA.
 #include "../engine.h"
 #include "../kernels/includes.h"
 
