@@ -20,6 +20,27 @@ class Shape:
         return f"{self.batch}x{self.channels}x{self.side}x{self.side} L{self.levels}"
 
 
+@dataclass(frozen=True)
+class Group:
+    """One input [batch, channels, side, side] with several numbers of levels, timed together."""
+
+    sweep: str
+    batch: int
+    channels: int
+    side: int
+    levels: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        """Such as ``8x32x128x128``."""
+        return f"{self.batch}x{self.channels}x{self.side}x{self.side}"
+
+    @property
+    def elements(self) -> int:
+        """N of the paper: elements of the input."""
+        return self.batch * self.channels * self.side * self.side
+
+
 #: The four stages of WTConvNeXt-T at 224 x 224, and one larger map.
 SHAPES = (
     Shape(8, 96, 56, 5),
@@ -31,3 +52,24 @@ SHAPES = (
 
 #: Small stand-ins for a test of the benchmark itself.
 QUICK_SHAPES = (Shape(1, 4, 13, 2), Shape(2, 3, 8, 1))
+
+#: GPU sweeps: the paper's shapes, and the stages of WTConvNeXt-T at batch 64.
+SWEEPS = {
+    "paper": tuple(
+        Group("paper", 8, channels, side, (1, 3, 5))
+        for channels in (32, 64, 128)
+        for side in (128, 256, 512)
+    ),
+    "stages": (
+        Group("stages", 64, 96, 56, (5,)),
+        Group("stages", 64, 192, 28, (4,)),
+        Group("stages", 64, 384, 14, (3,)),
+        Group("stages", 64, 768, 7, (2,)),
+    ),
+}
+
+#: Small stand-ins for both sweeps.
+QUICK_SWEEPS = {
+    "paper": (Group("paper", 2, 4, 13, (1, 2)), Group("paper", 2, 8, 16, (1, 2))),
+    "stages": (Group("stages", 3, 8, 7, (2,)),),
+}

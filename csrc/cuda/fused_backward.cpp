@@ -14,6 +14,7 @@ void run_weight_grad(const Call& call, const Plane& grad_output, const Plane& in
   const Device& properties = device_properties(call.device);
   const GradShapes shapes =
       choose_grad_tile(call.problem(grad_output, first_level, true), properties);
+  check_shared_memory(shapes.shared_bytes, properties, call.params.base_weight.size(2));
   GradLaunch launch{};
   launch.tile = call.describe(grad_output, first_level, shapes.grad_output, false);
   const LoadPath input_path = choose_load_path(launch.tile, input.view, input.dtype);

@@ -103,10 +103,13 @@ TileShape search(const Problem& p, const Device& device, int blocks, Accept acce
   if (p.channels_last) {
     while (group < 8 && group < p.channels) group *= 2;
   } else {
-    while (group < 16 && group * 2 <= p.channels && group * p.height * p.width < 1024) group *= 2;
+    while (group < 16 && group * 2 <= p.channels && int64_t(group) * p.height * p.width < 1024)
+      group *= 2;
   }
   // Whole planes where that many blocks fit; at many levels where one does.
-  for (int g = group; g >= 1; g /= 2) {
+  constexpr int64_t kLargestPlane = int64_t(1) << 18;  // past any shared memory, and no overflow
+  const bool small = int64_t(p.height) * p.width <= kLargestPlane;
+  for (int g = small ? group : 0; g >= 1; g /= 2) {
     const TileShape s = make_shape(p, true, p.height, p.width, levels, g);
     if (accept(s, std::min(limit, p.levels > 2 && g == 1 ? limit : share))) return s;
   }

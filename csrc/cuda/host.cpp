@@ -67,6 +67,13 @@ LoadPath choose_load_path(const TileLaunch& p, const View& v, DType dtype) {
                                                                     : LoadPath::kScalar;
 }
 
+void check_shared_memory(int64_t needed, const Device& properties, int64_t kernel_size) {
+  if (needed <= properties.shared_per_block) return;
+  fail("wtconv: kernel size " + std::to_string(kernel_size) + " in this dtype needs " +
+       std::to_string(needed) + " bytes of shared memory a block and this GPU has " +
+       std::to_string(properties.shared_per_block) + "; use float32 or a smaller kernel");
+}
+
 Call::Call(const Parameters& params, const Tensor& input)
     : params(params),
       like(input),
@@ -138,6 +145,7 @@ void Call::run_operator(const Plane& input, const Plane& output, int first_level
                         bool adjoint) const {
   const Device& properties = device_properties(device);
   const TileShape shape = choose_tile(problem(input, first_level, adjoint), properties);
+  check_shared_memory(shape.shared_bytes, properties, shape.kernel_size);
   TileLaunch launch = describe(input, first_level, shape, adjoint);
   launch.output = output.view;
   if (adjoint) launch.params.bias = nullptr;

@@ -27,6 +27,9 @@ const Device& device_properties(int device);
 
 void check_launch(const char* error);
 
+// Refuses a launch that this GPU cannot hold, in a sentence.
+void check_shared_memory(int64_t needed, const Device& properties, int64_t kernel_size);
+
 // Contiguous parameters, on the current device.
 Parameters prepare(const Parameters& params);
 

@@ -27,8 +27,9 @@ std::tuple<Tensor, Tensor> analysis_conv(const Tensor& input, const Tensor& weig
   const Call call(params, input);
   const DType dtype = dtype_of(input);
   const Plane plane{input_view(input), dtype, height, width, channels_last};
-  const TileShape shape =
-      choose_tile(call.problem(plane, 0, false), device_properties(call.device));
+  const Device& properties = device_properties(call.device);
+  const TileShape shape = choose_tile(call.problem(plane, 0, false), properties);
+  check_shared_memory(shape.shared_bytes, properties, shape.kernel_size);
   AnalysisLaunch launch{call.describe(plane, 0, shape, false), output_view(lowpass)};
   launch.tile.params.weight[0] = nullptr;
   launch.tile.output = output_view(coefficients);

@@ -1,0 +1,153 @@
+"""CSV file, tables and geometric means of a GPU run."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.cuda_providers import COMPILED, REFERENCE_TF32, UPSTREAM, depthwise_name
+from bench.cuda_run import MODES, Row
+from bench.providers import DEPTHWISE, OURS, REFERENCE
+from bench.timing import geometric_mean
+
+_SHORT = {"nchw": "NCHW", "channels_last": "NHWC"}
+
+
+class Sink(Protocol):
+    """Takes rows as they are measured."""
+
+    def __call__(self, rows: Sequence[Row]) -> None: ...
+
+
+@contextmanager
+def csv_sink(path: Path, header: str) -> Iterator[Sink]:
+    """Write ``header`` as a comment, then the rows; a run that is cut short keeps what it has."""
+    with path.open("w", newline="") as file:
+        file.write(f"# {header}\n")
+        writer = csv.DictWriter(file, [f.name for f in fields(Row)], lineterminator="\n")
+        writer.writeheader()
+
+        def sink(rows: Sequence[Row]) -> None:
+            for row in rows:
+                values = asdict(row)
+                values["layout"] = _SHORT[row.layout]
+                values["ms"] = f"{row.ms:.4g}"
+                values["gb_per_s"] = f"{row.gb_per_s:.0f}"
+                values["copy_percent"] = f"{row.copy_percent:.1f}"
+                values["error"] = (
+                    "" if row.error is None else f"{row.error:.0e}".replace("e-0", "e-")
+                )
+                writer.writerow(values)
+            file.flush()
+
+        yield sink
+
+
+def _select(rows: Iterable[Row], **wanted: object) -> list[Row]:
+    return [r for r in rows if all(getattr(r, name) == value for name, value in wanted.items())]
+
+
+def rivals(kernel_size: int) -> list[tuple[str, str]]:
+    """Providers to compare with, each with its layout: "same", as ours, or "faster" of both."""
+    sizes = dict.fromkeys([depthwise_name(kernel_size), DEPTHWISE])
+    convolutions = [(name, layout) for name in sizes for layout in ("same", "faster")]
+    layers = [(name, "same") for name in (REFERENCE, REFERENCE_TF32, COMPILED, UPSTREAM)]
+    return layers + convolutions
+
+
+def speed_up(ours: Sequence[Row], rows: Sequence[Row], provider: str, layout: str) -> float | None:
+    """Geometric mean of time(provider) / time(ours); None where it was not timed on every shape.
+
+    Args:
+        ours: rows of this package, one for each shape.
+        rows: all rows of the run.
+        provider: the rival; a plain convolution has no levels.
+        layout: "same" as that of ours, or the "faster" of the rival's layouts, shape by shape.
+    """
+    ratios = []
+    for mine in ours:
+        others = [
+            r.ms
+            for r in _select(
+                rows,
+                sweep=mine.sweep,
+                shape=mine.shape,
+                dtype=mine.dtype,
+                mode=mine.mode,
+                method=mine.method,
+                provider=provider,
+            )
+            if r.levels in (None, mine.levels) and (layout == "faster" or r.layout == mine.layout)
+        ]
+        if not others:
+            return None
+        ratios.append(min(others) / mine.ms)
+    return geometric_mean(ratios)
+
+
+def _cases(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """Rows of ours that go into one mean, with a title; the paper's sweep level by level."""
+    ours = _select(rows, provider=OURS)
+    keys = dict.fromkeys(
+        (r.sweep, r.dtype, r.layout, r.mode, r.method, r.levels if r.sweep == "paper" else None)
+        for r in ours
+    )
+    for sweep, dtype, layout, mode, method, levels in keys:
+        chosen = _select(ours, sweep=sweep, dtype=dtype, layout=layout, mode=mode, method=method)
+        if levels is not None:
+            chosen = _select(chosen, levels=levels)
+        title = f"{sweep} {dtype} {_SHORT[layout]} {mode} {'' if levels is None else f'L{levels} '}"
+        yield title + ("graph" if method == "graph" else ""), chosen
+
+
+def print_means(rows: Sequence[Row], kernel_size: int, console: Console) -> None:
+    """Print the geometric means of ours over every rival, and its share of the copy speed."""
+    chosen = [rival for rival in rivals(kernel_size) if any(r.provider == rival[0] for r in rows)]
+    table = Table(title="geometric mean speed-up of wtconv_ops over")
+    table.add_column("case", no_wrap=True)
+    for name, layout in chosen:
+        suffix = ", faster layout" if layout == "faster" else ""
+        table.add_column(f"{name}{suffix}", justify="right")
+    table.add_column("ms", justify="right")
+    table.add_column("% of copy", justify="right")
+    for title, ours in _cases(rows):
+        values = (speed_up(ours, rows, name, layout) for name, layout in chosen)
+        table.add_row(
+            title.strip(),
+            *("" if value is None else f"{value:.2f}" for value in values),
+            f"{geometric_mean(r.ms for r in ours):.4f}",
+            f"{geometric_mean(r.copy_percent for r in ours):.1f}",
+        )
+    console.print(table)
+
+
+def print_tables(rows: Sequence[Row], console: Console) -> None:
+    """Print the median ms of every provider, one table for each sweep, dtype and mode."""
+    keys = dict.fromkeys((r.sweep, r.dtype, mode) for r in rows for mode in MODES)
+    for sweep, dtype, mode in keys:
+        chosen = _select(rows, sweep=sweep, dtype=dtype, mode=mode)
+        columns = list(dict.fromkeys((r.provider, r.layout, r.method) for r in chosen))
+        table = Table(title=f"{sweep}, {dtype}, {mode}: median ms; for wtconv_ops also % of copy")
+        table.add_column("shape", no_wrap=True)
+        for name, layout, method in columns:
+            graph = " graph" if method == "graph" else ""
+            table.add_column(f"{name} {_SHORT[layout]}{graph}", justify="right")
+        cells = {
+            (r.shape, r.levels, r.provider, r.layout, r.method): f"{r.ms:.4f}"
+            + (f" {r.copy_percent:.0f}%" if r.provider == OURS else "")
+            for r in chosen
+        }
+        for shape, levels in dict.fromkeys((r.shape, r.levels) for r in chosen if r.levels):
+            values = [
+                cells.get((shape, levels, *column), cells.get((shape, None, *column), ""))
+                for column in columns
+            ]
+            table.add_row(f"{shape} L{levels}", *values)
+        console.print(table)
