@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
+from memory import poisoned_memory
 
 import wtconv_ops
 from wtconv_ops import _library
+
+
+def pytest_configure() -> None:
+    """Parallel test processes share the cores instead of each starting a thread for every core."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        torch.set_num_threads(max(1, torch.get_num_threads() // workers))
 
 
 def why_no_kernels(device: str) -> str | None:
@@ -37,11 +47,42 @@ def ops() -> Any:
 
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> str:
-    """Each device that has kernels; skips say why one has none."""
-    reason = why_no_kernels(request.param)
-    if reason is not None:
-        pytest.skip(reason)
+    """Each device that has kernels; of a device without, one skip per file says why."""
     return str(request.param)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the tests on a device without kernels, keep one in each file and skip it."""
+    without: dict[str, str | None] = {device: why_no_kernels(device) for device in ("cpu", "cuda")}
+    kept: dict[tuple[Path, str], pytest.Item] = {}
+    counts: dict[tuple[Path, str], int] = {}
+    chosen = []
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        device = "" if callspec is None else str(callspec.params.get("device", ""))
+        if without.get(device) is None:
+            chosen.append(item)
+            continue
+        key = (item.path, device)
+        counts[key] = counts.get(key, 0) + 1
+        if key not in kept:
+            kept[key] = item
+            chosen.append(item)
+    for (path, device), item in kept.items():
+        number = counts[path, device]
+        item.add_marker(pytest.mark.skip(f"{number} tests on {device}: {without[device]}"))
+    items[:] = chosen
+
+
+@pytest.fixture(autouse=True)
+def same_start() -> Iterator[None]:
+    """Every test starts with the same seed and the same number of threads."""
+    torch.manual_seed(0)
+    number = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != number:
+        torch.set_num_threads(number)
 
 
 @pytest.fixture
@@ -51,3 +92,10 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.utils.counters.clear()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Uninitialised memory is NaN, in bytes 255, while the test runs."""
+    with poisoned_memory():
+        yield

@@ -184,7 +184,7 @@ def plain(*flat: Any) -> Tensor:
     return reference.wtconv2d(*unflatten(flat))
 
 
-def leaves(arguments: Sequence[Any], dtype: torch.dtype) -> tuple[Any, ...]:
+def leaves(arguments: Sequence[Any], dtype: torch.dtype) -> Any:
     """Arguments as new leaves of another dtype that require grad."""
     return unflatten(
         [

@@ -20,12 +20,13 @@ constexpr int kSubbands = 4;
 template <class Scalar, class V>
 WTCONV_HOST_DEVICE inline __attribute__((always_inline)) void haar_butterfly(V a, V b, V c, V d,
                                                                              V (&out)[kSubbands]) {
-  const Scalar half = Scalar(0.5);
+  const Scalar half = Scalar(0.5);  // first, so that no sum overflows where the result fits
+  a *= half, b *= half, c *= half, d *= half;
   const V top = a + b, bottom = c + d, top_diff = a - b, bottom_diff = c - d;
-  out[0] = half * (top + bottom);
-  out[1] = half * (top - bottom);
-  out[2] = half * (top_diff + bottom_diff);
-  out[3] = half * (top_diff - bottom_diff);
+  out[0] = top + bottom;
+  out[1] = top - bottom;
+  out[2] = top_diff + bottom_diff;
+  out[3] = top_diff - bottom_diff;
 }
 
 }  // namespace wtconv
