@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from torch import DispatchKey, Tensor
 
+from ._checks import DTYPES
+
 _KEYS = torch._C.DispatchKeySet(DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
     DispatchKey.AutocastCUDA
 )
 DEVICE_TYPES = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 _AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
+_CASTABLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def excluded() -> Any:
@@ -31,12 +34,13 @@ def is_enabled(tensor: Tensor) -> bool:
     return device_type in _AUTOCAST_DEVICES and torch.is_autocast_enabled(device_type)
 
 
-def _is_eligible(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.dtype != torch.float64
+def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """``tensor`` in ``dtype``; float64 and what the operators refuse stay as they are."""
+    return tensor.to(dtype) if tensor.dtype in _CASTABLE and tensor.dtype != dtype else tensor
 
 
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if _is_eligible(tensor) and tensor.dtype != dtype else tensor
+def _to_float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in DTYPES else tensor
 
 
 def cast_fused(
@@ -51,18 +55,18 @@ def cast_fused(
 
     Returns:
         The input in the autocast dtype and the parameters as they are; all of them in float32
-        if their dtypes differ.
+        if their dtypes differ. A dtype that the operator refuses stays, and it says why.
     """
-    input = _cast(input, torch.get_autocast_dtype(input.device.type))
+    input = cast(input, torch.get_autocast_dtype(input.device.type))
     weights, scales = list(wavelet_weights), list(wavelet_scales)
     parameters = [base_weight, base_scale, *weights, *scales]
     if base_bias is not None:
         parameters.append(base_bias)
     if any(parameter.dtype != base_weight.dtype for parameter in parameters):
-        base_weight, base_scale = base_weight.float(), base_scale.float()
-        base_bias = None if base_bias is None else base_bias.float()
-        weights = [weight.float() for weight in weights]
-        scales = [scale.float() for scale in scales]
+        base_weight, base_scale = _to_float32(base_weight), _to_float32(base_scale)
+        base_bias = None if base_bias is None else _to_float32(base_bias)
+        weights = [_to_float32(weight) for weight in weights]
+        scales = [_to_float32(scale) for scale in scales]
     return input, base_weight, base_bias, base_scale, weights, scales
 
 
@@ -71,12 +75,14 @@ def cast_analysis_conv(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Arguments of analysis_conv in the autocast dtype, as aten's conv2d casts them."""
     dtype = torch.get_autocast_dtype(input.device.type)
-    return _cast(input, dtype), _cast(weight, dtype), _cast(scale, dtype)
+    return cast(input, dtype), cast(weight, dtype), cast(scale, dtype)
 
 
 def cast_synthesis(base: Tensor, coefficients: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Arguments of synthesis in their widest dtype, as aten's additions promote them."""
     dtype = base.dtype
+    if any(tensor.dtype not in DTYPES for tensor in (base, *coefficients)):
+        return base, list(coefficients)  # the operator says which one it refuses
     for level in coefficients:
         dtype = torch.promote_types(dtype, level.dtype)
     return base.to(dtype), [level.to(dtype) for level in coefficients]

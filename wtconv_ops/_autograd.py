@@ -73,11 +73,18 @@ def flatten_gradients(outputs: Sequence[Tensor], mask: Sequence[bool]) -> list[T
     """
     levels = (len(mask) - 4) // 2
     gradients: list[Tensor | None] = list(outputs[:4])
+    # With create_graph the gradients may be modified in place, which unbind's views forbid.
+    split = _select_all if _is_grad_enabled() else torch.unbind
     for stack, flags in ((outputs[4], mask[4 : 4 + levels]), (outputs[5], mask[4 + levels :])):
-        gradients.extend(stack.unbind(0) if any(flags) else [None] * levels)
+        gradients.extend(split(stack) if True in flags else [None] * levels)
     if all(mask):
         return gradients
     return [gradient if asked else None for gradient, asked in zip(gradients, mask, strict=True)]
+
+
+def _select_all(stack: Tensor) -> list[Tensor]:
+    """The levels of a stack, each a view of its own."""
+    return [stack.select(0, level) for level in range(stack.shape[0])]
 
 
 def _add(total: Tensor | None, term: Tensor) -> Tensor:

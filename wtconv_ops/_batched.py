@@ -30,7 +30,7 @@ def _unwrap(
 ) -> tuple[int, list[int | None], list[Tensor | None]]:
     """Mapped size, mapped dimensions (0 or None) and plain tensors of a level."""
     batched_key = torch._C._dispatch_key_parse("Batched")
-    size = 1
+    size: int | None = None
     dims: list[int | None] = []
     values: list[Tensor | None] = []
     for tensor in tensors:
@@ -39,10 +39,10 @@ def _unwrap(
             values.append(tensor)
             continue
         value = torch._remove_batch_dim(tensor, level, 1, 0)
-        size = max(size, value.shape[0])
+        size = value.shape[0]
         dims.append(0)
         values.append(value)
-    return size, dims, values
+    return 1 if size is None else size, dims, values
 
 
 def _batched_forward(op: Any, flat: Sequence[Tensor | None]) -> Tensor:
@@ -50,7 +50,12 @@ def _batched_forward(op: Any, flat: Sequence[Tensor | None]) -> Tensor:
     size, dims, (input, *parameters) = _unwrap(flat, level)
     assert input is not None
     output, dim = forward_rule(op, size, dims, input, parameters)
-    return torch._add_batch_dim(output, dim, level)
+    return _rewrap(output, dim, level)
+
+
+def _rewrap(output: Tensor, dim: int, level: int) -> Tensor:
+    """Mapped tensor; its mapped dimension is the outermost in memory, as as_strided demands."""
+    return torch._add_batch_dim(output.movedim(dim, 0).contiguous(), 0, level)
 
 
 def fused_forward(
@@ -113,6 +118,6 @@ def fused_backward(
         size, dims, list(output_mask), plain_grad, plain_input, parameters
     )
     return tuple(
-        output if dim is None else torch._add_batch_dim(output, dim, level)
+        output if dim is None else _rewrap(output, dim, level)
         for output, dim in zip(outputs, out_dims, strict=True)
     )

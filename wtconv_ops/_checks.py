@@ -22,12 +22,17 @@ DTYPE_NAMES = {
 }
 DTYPES = tuple(DTYPE_NAMES)
 _DTYPE_WORDS = "float32, float64, float16 or bfloat16"
+_NAMED_DTYPES = {
+    *DTYPE_NAMES.values(),
+    *("bool", "uint8", "int8", "int16", "int32", "int64", "complex32", "complex64", "complex128"),
+}
 _CONVERT = "; convert one of them or use torch.autocast"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for ``torch.float32``."""
-    return str(dtype).removeprefix("torch.")
+    """``float32`` for ``torch.float32``; dtypes that the kernels have no name for share one."""
+    name = str(dtype).removeprefix("torch.")
+    return name if name in _NAMED_DTYPES else "another dtype"
 
 
 def _fail(message: str) -> NoReturn:
@@ -40,7 +45,23 @@ def _certainly(condition: Any) -> bool:
         from torch.fx.experimental.symbolic_shapes import guard_or_false
 
         return bool(guard_or_false(condition))
-    return bool(condition)
+    return bool(untraced(condition))
+
+
+def untraced(size: Any) -> Any:
+    """A size or comparison as a plain number where ``torch.jit.trace`` makes it a tensor.
+
+    A trace holds for one set of parameters, and no check of theirs is part of it: the warning
+    that a tensor becomes a Python number would be false.
+    """
+    if not isinstance(size, Tensor):
+        return size
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    try:
+        return size.item()
+    finally:
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
 def _has_shape(tensor: Tensor, expected: Sequence[Any]) -> bool:
@@ -104,7 +125,8 @@ def _is_depthwise(weight: Tensor) -> bool:
     return (
         not _certainly(one != 1)
         and not _certainly(height != width)
-        and bool(1 <= height <= MAX_KERNEL_SIZE)
+        and not _certainly(height < 1)
+        and not _certainly(height > MAX_KERNEL_SIZE)
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import struct
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,20 +79,14 @@ def load() -> Library | None:
         return _STATE.library
     _STATE.tried = True
     path = default_path()
-    if ops_defined():
-        loaded = _already_loaded(path)
-        info = {} if loaded is None else _build_info(loaded)
-        _STATE.library = Library(path if info else None, info)
-        return _STATE.library
-    if not path.is_file():
+    try:
+        _STATE.library = _find(path)
+    except FileNotFoundError:
         _STATE.problem = f"the operator library {FILE_NAME} is not installed; reinstall wtconv_ops"
-    else:
-        try:
-            torch.ops.load_library(str(path))
-            _STATE.library = Library(path, _build_info(ctypes.CDLL(str(path))))
-        except (OSError, RuntimeError) as error:
-            reason = str(error.__cause__ or error).strip().splitlines()[0]
-            _STATE.problem = f"the operator library {FILE_NAME} cannot be loaded ({reason})"
+    except (OSError, RuntimeError, ValueError) as error:
+        text = str(error.__cause__ or error).strip()
+        reason = text.splitlines()[0] if text else type(error).__name__
+        _STATE.problem = f"the operator library {FILE_NAME} cannot be loaded ({reason})"
     if _STATE.problem is not None:
         warnings.warn(
             f"wtconv_ops: {_STATE.problem}; WTConv2d runs plain PyTorch operations until then",
@@ -99,6 +94,45 @@ def load() -> Library | None:
             stacklevel=4,  # the statement that imports the package
         )
     return _STATE.library
+
+
+def _find(path: Path) -> Library:
+    """The library whose operators the process has, else the one at ``path``, loaded now.
+
+    Raises:
+        FileNotFoundError: There is no file.
+        OSError, RuntimeError: The file cannot be loaded.
+        ValueError: The file is truncated, or is not the library of this version of the package.
+    """
+    if ops_defined():
+        handle = _already_loaded(path)
+        if handle is None:
+            return Library(None)
+    else:
+        if not path.is_file():
+            raise FileNotFoundError(path)
+        if _is_truncated(path):
+            raise ValueError("the file is truncated")
+        torch.ops.load_library(str(path))
+        handle = ctypes.CDLL(str(path))
+    if not ops_defined():
+        raise ValueError("it does not define the operators")
+    return Library(path, _checked_info(handle))
+
+
+def _is_truncated(path: Path) -> bool:
+    """Whether an ELF file ends before its section headers, which linkers write last.
+
+    The loader maps such a file without a check, and the first access behind its end would kill
+    the process.
+    """
+    with path.open("rb") as file:
+        header = file.read(64)
+    if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":
+        return False  # not a 64-bit little-endian ELF file: the loader itself says what is wrong
+    (section_headers,) = struct.unpack_from("<Q", header, 0x28)
+    entry_size, entries = struct.unpack_from("<HH", header, 0x3A)
+    return path.stat().st_size < section_headers + entry_size * entries  # type: ignore[no-any-return]
 
 
 def build_info() -> dict[str, Any]:
@@ -118,13 +152,25 @@ def _already_loaded(path: Path) -> ctypes.CDLL | None:
         return None
 
 
-def _build_info(handle: ctypes.CDLL) -> dict[str, Any]:
-    """Parse the JSON text that ``wtconv_build_info`` returns."""
+def _checked_info(handle: ctypes.CDLL) -> dict[str, Any]:
+    """Parse the JSON text that ``wtconv_build_info`` returns.
+
+    Raises:
+        ValueError: There is no such text, or the library is of another version of the package.
+    """
+    from . import __version__
+
     function = getattr(handle, "wtconv_build_info", None)
     if function is None:
-        return {}
+        raise ValueError("it has no wtconv_build_info")
     function.restype = ctypes.c_char_p
     function.argtypes = []
-    text = function()
-    info = json.loads(text.decode()) if text else {}
-    return info if isinstance(info, dict) else {}
+    text = function() or b""
+    try:
+        info = json.loads(text.decode())
+    except ValueError:
+        raise ValueError("wtconv_build_info returns no JSON") from None
+    version = info.get("version") if isinstance(info, dict) else None
+    if version != __version__:
+        raise ValueError(f"it is of version {version}, the package of version {__version__}")
+    return dict(info)

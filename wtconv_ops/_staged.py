@@ -25,14 +25,21 @@ def _plain_analysis_conv(input: Tensor, weight: Tensor, scale: Tensor) -> tuple[
     """analysis_conv as plain PyTorch operations."""
     _checks.check_analysis_conv(input, weight, scale)
     with _autocast.excluded():
-        return reference.analysis_conv(input, weight, scale)
+        coefficients, lowpass = reference.analysis_conv(*map(_widened, (input, weight, scale)))
+    return coefficients.to(input.dtype), lowpass.to(input.dtype)
 
 
 def _plain_synthesis(base: Tensor, coefficients: Sequence[Tensor]) -> Tensor:
     """synthesis as plain PyTorch operations."""
     _checks.check_synthesis(base, coefficients)
     with _autocast.excluded():
-        return reference.synthesis(base, coefficients)
+        output = reference.synthesis(_widened(base), [_widened(level) for level in coefficients])
+    return output.to(base.dtype)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """Half types in float32, in which the kernels compute."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from . import _checks
 from ._autograd import (
     FORWARD,
     MIXED_FORWARD,
@@ -60,10 +62,43 @@ def _parameters_into_channels(parameters: Parameters, dims: Dims, size: int) -> 
     return folded
 
 
+def _one_copy(tensors: Sequence[Tensor | None], dims: Dims) -> list[Tensor | None]:
+    """Tensors of mapped size 0 with one item of zeros appended; they stay differentiable."""
+    return [
+        tensor
+        if tensor is None or dim is None
+        else torch.cat([tensor, torch.zeros_like(tensor.sum(dim, keepdim=True))], dim)
+        for tensor, dim in zip(tensors, dims, strict=True)
+    ]
+
+
+def _items(tensors: Sequence[Tensor | None], dims: Dims) -> list[Any]:
+    """The first of the mapped calls."""
+    return [
+        tensor if tensor is None or dim is None else tensor.select(dim, 0)
+        for tensor, dim in zip(tensors, dims, strict=True)
+    ]
+
+
+def _nested(parameters: Sequence[Any]) -> tuple[Any, Any, Any, list[Any], list[Any]]:
+    """base_weight, base_bias, base_scale and the lists of the levels."""
+    weight, bias, scale, *levels = parameters
+    half = len(levels) // 2
+    return weight, bias, scale, levels[:half], levels[half:]
+
+
 def forward_rule(
     op: Any, size: int, dims: Dims, input: Tensor, parameters: Parameters
 ) -> tuple[Tensor, int]:
     """vmap of fused_forward: output and its mapped dimension."""
+    if size == 0:
+        one_input, *one_parameters = _one_copy((input, *parameters), dims)
+        assert one_input is not None
+        output, dim = forward_rule(op, 1, dims, one_input, one_parameters)
+        return output.narrow(dim, 0, 0), dim
+    # Folded shapes would make a sentence that the caller cannot read.
+    first, *rest = _items((input, *parameters), dims)
+    _checks.check_fused("fused_forward", first, *_nested(rest), mixed=op is MIXED_FORWARD)
     if all(dim is None for dim in dims[1:]):
         output = call_forward(op, _into_batch(input, dims[0], size), parameters)
         return output.unflatten(0, (size, output.shape[0] // size)), 0
@@ -81,6 +116,18 @@ def backward_rule(
     parameters: Parameters,
 ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     """vmap of fused_backward: six outputs and their mapped dimensions."""
+    tensors = (grad_output, input, *parameters)
+    if size == 0:
+        one_grad, one_input, *one_parameters = _one_copy(tensors, dims)
+        assert one_grad is not None
+        assert one_input is not None
+        results, out_dims = backward_rule(1, dims, mask, one_grad, one_input, one_parameters)
+        return tuple(
+            result if dim is None else result.narrow(dim, 0, 0)
+            for result, dim in zip(results, out_dims, strict=True)
+        ), out_dims
+    first_grad, first, *rest = _items(tensors, dims)
+    _checks.check_fused_backward(first_grad, first, *_nested(rest), mask)
     if not any(mask[1:]) and all(dim is None for dim in dims[2:]):
         outputs = call_backward(
             _into_batch(grad_output, dims[0], size),
@@ -99,14 +146,10 @@ def backward_rule(
         folds = (1, 0, 0, 1, 1, 2)
     levels = (len(mask) - 4) // 2
     live = [*mask[:4], any(mask[4 : 4 + levels]), any(mask[4 + levels :])]
-    results: list[Tensor] = []
-    out_dims: list[int | None] = []
-    for output, fold, asked in zip(outputs, folds, live, strict=True):
-        results.append(
-            output.unflatten(fold, (size, output.shape[fold] // size)) if asked else output
-        )
-        out_dims.append(fold if asked else None)
-    return tuple(results), tuple(out_dims)
+    return tuple(
+        output.unflatten(fold, (size, output.shape[fold] // size)) if asked else output
+        for output, fold, asked in zip(outputs, folds, live, strict=True)
+    ), tuple(fold if asked else None for fold, asked in zip(folds, live, strict=True))
 
 
 class FuncFusedForward(FusedForward):

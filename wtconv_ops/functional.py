@@ -37,15 +37,15 @@ def wtconv2d(
     levels it is the depthwise base convolution.
 
     Args:
-        input: [B, C, H, W], float32, float64, float16 or bfloat16; B >= 0, H, W >= 1; contiguous
-            and channels_last are read as they are, other strides after one copy.
+        input: [B, C, H, W], float32, float64, float16 or bfloat16; B >= 0, H, W >= 1; any
+            strides, which the CPU kernels read as they are.
         base_weight: [C, 1, k, k], 1 <= k <= 31, odd or even.
         base_bias: [C] or None.
         base_scale: [1, C, 1, 1].
         wavelet_weights: 0 to 32 levels, the finest first, each [4*C, 1, k, k]; subband s (LL, LH,
             HL, HH) of channel c is 4*c + s.
         wavelet_scales: As many, each [1, 4*C, 1, 1].
-        stride: Keep every stride-th row and column of the result, >= 1.
+        stride: Keep every stride-th row and column of the result, 1 to 2**31 - 1.
 
     Returns:
         [B, C, ceil(H/stride), ceil(W/stride)] in the dtype and layout of ``input``; under
@@ -53,8 +53,8 @@ def wtconv2d(
 
     Raises:
         RuntimeError: A shape, dtype or device that does not fit; the sentence names the argument.
-        TypeError: ``stride`` is not an int.
-        ValueError: ``stride`` is below 1.
+        TypeError: ``input`` is not a tensor, or ``stride`` is not an int.
+        ValueError: ``stride`` is out of range.
 
     Equivalent to:
         >>> wtconv_ops.reference.wtconv2d(input, base_weight, base_bias, base_scale,
@@ -62,7 +62,10 @@ def wtconv2d(
 
     Source: the WTConv paper, Algorithm 1.
     """
-    stride = require_int("wtconv2d", "stride", stride, 1)
+    if not isinstance(input, Tensor):
+        raise TypeError(f"wtconv2d: input must be a Tensor, got {type(input).__name__}")
+    if type(stride) is not int or stride != 1:
+        stride = require_int("wtconv2d", "stride", stride, 1)
     weights, scales = list(wavelet_weights), list(wavelet_scales)
     if weights and _kernels_serve(input, base_weight, len(weights)):
         output: Tensor = torch.ops.wtconv.fused_forward.default(
@@ -97,8 +100,8 @@ class _Parameters(NamedTuple):
 
 def _kernels_serve(input: Tensor, base_weight: Tensor, levels: int) -> bool:
     """Whether the operator runs this call; asks :func:`can_run` once per kind of call."""
-    kernel_size = base_weight.shape[-1] if base_weight.dim() else 0
-    if torch.compiler.is_compiling():
+    kernel_size = _checks.untraced(base_weight.shape[-1]) if base_weight.dim() else 0
+    if torch.compiler.is_compiling() or type(kernel_size) is not int:  # a SymInt has no hash
         return can_run(input.device, input.dtype, kernel_size, levels)
     key = (id(_library.library()), input.device, input.dtype, kernel_size, levels)
     served = _served.get(key)
@@ -133,7 +136,7 @@ def _plain(input: Tensor, parameters: _Parameters) -> Tensor:
     cast = _autocast.is_enabled(input) and input.dtype != torch.float64
     if cast:
         parameters = _Parameters(*_autocast.cast_fused(input, *parameters)[1:])
-        input = input.to(torch.get_autocast_dtype(input.device.type))
+        input = _autocast.cast(input, torch.get_autocast_dtype(input.device.type))
     _check(input, parameters, mixed=cast)
     dtype = input.dtype
     if parameters.wavelet_weights:
@@ -156,4 +159,3 @@ def _check(input: Tensor, parameters: _Parameters, mixed: bool) -> None:
     for name, parameter in _checks._parameters(weight, bias, scale, [], []):
         _checks._check_same_dtype(_OP, owner, like, name, parameter, hint)
         _checks._check_same_device(_OP, "input", input, name, parameter)
-

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
+from torch._guards import detect_fake_mode
 
 from . import functional
 from ._arguments import require_int
@@ -28,14 +29,15 @@ class WTConv2d(nn.Module):
     A depthwise convolution whose receptive field grows as k * 2**levels while its parameters grow
     with the number of levels. Signature, semantics and ``state_dict`` are those of the original
     layer; checkpoints go both ways. The depthwise convolutions and the scales are submodules that
-    only hold parameters: the layer reads them at every call and never calls the submodules, so
-    forward hooks on them do not run.
+    only hold parameters: the layer reads them at every call and never calls the submodules. Their
+    forward pre-hooks run, without arguments, as some recompute a parameter (pruning, weight norm);
+    their forward hooks do not. A convolution can only be replaced by one with the same ``forward``.
 
     Args:
         in_channels: Number of channels C, >= 1.
         out_channels: Must equal ``in_channels``.
         kernel_size: k of every depthwise kernel, 1 to 31, odd or even.
-        stride: Keep every stride-th row and column of the result, >= 1.
+        stride: Keep every stride-th row and column of the result, 1 to 2**31 - 1.
         bias: Whether the base convolution has a bias.
         wt_levels: Number of wavelet levels, 0 to 32; 0 is the scaled base convolution alone.
         wt_type: ``'db1'`` or its other name ``'haar'``.
@@ -118,16 +120,28 @@ class WTConv2d(nn.Module):
             [B, C, ceil(H/stride), ceil(W/stride)].
 
         Raises:
-            RuntimeError: An input of the wrong rank, size, dtype or device.
+            TypeError: An input that is not a tensor, or a replaced convolution.
+            RuntimeError: An input of the wrong rank, size, dtype or device; a forward pre-hook of
+                a convolution that changes its input.
         """
+        conv, scale = self.base_conv, self.base_scale
+        if type(conv).forward is not nn.Conv2d.forward:
+            _refuse_replacement("base_conv", conv)
+        if conv._forward_pre_hooks or scale._forward_pre_hooks:
+            _run_pre_hooks(conv, scale)
+        weights, scales = [], []
+        for module in self.wavelet_convs:
+            if type(module).forward is not nn.Conv2d.forward:
+                _refuse_replacement("a module of wavelet_convs", module)
+            if module._forward_pre_hooks:
+                _run_pre_hooks(module)
+            weights.append(cast(Tensor, module.weight))
+        for module in self.wavelet_scale:
+            if module._forward_pre_hooks:
+                _run_pre_hooks(module)
+            scales.append(cast(Tensor, module.weight))
         return functional.wtconv2d(
-            input,
-            self.base_conv.weight,
-            self.base_conv.bias,
-            self.base_scale.weight,
-            _weights(self.wavelet_convs),
-            _weights(self.wavelet_scale),
-            self.stride,
+            input, conv.weight, conv.bias, scale.weight, weights, scales, self.stride
         )
 
     def reset_parameters(self) -> None:
@@ -252,9 +266,27 @@ def haar_filters(
     return (0.5 * signs).unsqueeze(1).repeat(channels, 1, 1, 1)
 
 
-def _weights(modules: nn.ModuleList) -> list[Tensor]:
-    """The weight of each module, read now: replicas and swapped parameters are seen."""
-    return [cast(Tensor, module.weight) for module in modules]
+def _refuse_replacement(name: str, module: nn.Module) -> NoReturn:
+    """Say that the layer would not call the module that stands in for a convolution."""
+    raise TypeError(
+        f"WTConv2d: {name} must be an nn.Conv2d with the forward of nn.Conv2d, of which the layer "
+        f"reads the parameters and calls nothing, got {type(module).__name__}; adapt its weight "
+        "with torch.nn.utils.parametrize instead"
+    )
+
+
+def _run_pre_hooks(*modules: nn.Module) -> None:
+    """Run the forward pre-hooks, some of which recompute a parameter; there is no input."""
+    for module in modules:
+        for key, hook in tuple(module._forward_pre_hooks.items()):
+            with_kwargs = key in module._forward_pre_hooks_with_kwargs
+            empty: tuple[Any, ...] = ((), {}) if with_kwargs else ()
+            result = hook(module, (), {}) if with_kwargs else hook(module, ())
+            if result is not None and result != empty:
+                raise RuntimeError(
+                    "WTConv2d: a forward pre-hook of a submodule must not change its input, which "
+                    "the layer does not pass to it; register the hook on the layer"
+                )
 
 
 def _depthwise(channels: int, kernel_size: int, bias: bool, place: Mapping[str, Any]) -> nn.Conv2d:
@@ -299,10 +331,10 @@ def _filter_problem(name: str, value: Any, channels: int) -> str | None:
             f"{name} must be the Haar filters [4*C, 1, 2, 2] = {expected}, got {got}; "
             f"other wavelets run in {_ORIGINAL}"
         )
-    if value.is_meta:
+    if not _has_values(value):
         return None
     values = _full(value).detach().to("cpu", torch.float64)
-    error = float((values - haar_filters(channels, dtype=torch.float64)).abs().max())
+    error = float((values - haar_filters(channels, values.device, values.dtype)).abs().max())
     if error <= _HAAR_TOLERANCE:
         return None
     return (
@@ -315,9 +347,14 @@ def _legacy_problem(name: str, value: Any) -> str | None:
     """Why ``value`` is not the all-ones subsampling filter of old checkpoints; None if it is."""
     if not isinstance(value, Tensor):
         return f"{name} must be a tensor of ones, got {value!r}"
-    if value.is_meta or bool((_full(value).detach() == 1).all()):
+    if not _has_values(value) or bool((_full(value).detach() == 1).all()):
         return None
     return f"{name} must be a tensor of ones (plain subsampling), got other values"
+
+
+def _has_values(value: Tensor) -> bool:
+    """Whether numbers can be read from ``value``: not on meta, and not under FakeTensorMode."""
+    return not value.is_meta and detect_fake_mode((value,)) is None
 
 
 def _full(value: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ._arguments import require_int
+
 __all__ = ["analysis_conv", "haar_analysis", "haar_synthesis", "synthesis", "wtconv2d"]
 
 
@@ -86,7 +88,7 @@ def wtconv2d(
         base_scale: s0, [1, C, 1, 1].
         wavelet_weights: W1 to WL, each [4*C, 1, k, k]; none for the base path alone.
         wavelet_scales: s1 to sL, each [1, 4*C, 1, 1].
-        stride: Keep every stride-th row and column of the result, >= 1.
+        stride: Keep every stride-th row and column of the result, 1 to 2**31 - 1.
 
     Returns:
         [B, C, ceil(H/stride), ceil(W/stride)] in the dtype that the operations promote to.
@@ -111,6 +113,7 @@ def wtconv2d(
         reconstruction = haar_synthesis(bands, size)
     if reconstruction is not None:
         output = output + reconstruction
+    stride = require_int("wtconv2d", "stride", stride, 1)
     return output if stride == 1 else output[:, :, ::stride, ::stride]
 
 
@@ -175,7 +178,9 @@ def _depthwise_conv(input: Tensor, weight: Tensor, bias: Tensor | None = None) -
     """One k x k kernel for each channel, zero-padded to keep the size."""
     kernel_size = weight.shape[-1]
     before, after = (kernel_size - 1) // 2, kernel_size // 2
-    if before == after:
+    # Compiled code saves the input for backward, and Inductor cannot order the symbolic strides of
+    # a view such as the stacked bands: there the input is padded into a tensor of its own.
+    if before == after and not torch.compiler.is_compiling():
         return F.conv2d(input, weight, bias, padding=before, groups=weight.shape[0])
     padded = F.pad(input, (before, after, before, after))
     return F.conv2d(padded, weight, bias, groups=weight.shape[0])
