@@ -20,7 +20,9 @@ def arguments_for(device, input_dtype, parameter_dtype=torch.float32):
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("input_dtype", [torch.float32, *HALVES], ids=str)
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_output_has_autocast_dtype_and_gradients_their_own(device, dtype, input_dtype, compiled):
+def test_output_has_autocast_dtype_and_gradients_their_own(
+    device, dtype, input_dtype, compiled, fresh_compiler
+):
     arguments = arguments_for(device, input_dtype)
     flat = flatten(arguments)
     function = torch.compile(fused, backend="aot_eager", fullgraph=True) if compiled else fused

@@ -214,7 +214,7 @@ def test_checkpoint_of_a_compiled_or_wrapped_layer_loads_into_its_like() -> None
     compiled: Any = torch.compile(WTConv2d(3, 3), backend="eager")
     compiled.load_state_dict(prefixed(trained.state_dict(), "_orig_mod."), strict=True)
     torch.testing.assert_close(compiled(input), trained(input), rtol=0.0, atol=0.0)
-    wrapped = nn.DataParallel(WTConv2d(3, 3))
+    wrapped = nn.DataParallel(WTConv2d(3, 3)).cpu()  # it moves to a GPU where there is one
     wrapped.load_state_dict(prefixed(trained.state_dict(), "module."), strict=True)
     torch.testing.assert_close(wrapped.module(input), trained(input), rtol=0.0, atol=0.0)
 

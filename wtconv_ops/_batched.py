@@ -19,10 +19,14 @@ from ._vmap import backward_rule, forward_rule
 
 
 def _level() -> int:
-    """Number of the innermost mapped level."""
+    """Number of the innermost mapped level.
+
+    The backward pass of CUDA tensors runs on a thread of its own, which counts no levels; it is
+    then the first, the only one that torch.autograd uses.
+    """
     torch._C._vmapmode_increment_nesting()
     level: int = torch._C._vmapmode_decrement_nesting()
-    return level
+    return max(1, level)
 
 
 def _unwrap(
