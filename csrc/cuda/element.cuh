@@ -49,4 +49,27 @@ __device__ __forceinline__ A read(const void* data, DType dtype, int64_t i) {
   }
 }
 
+// Element `linear` of a dense [B, C, rows, cols], counted with the channels fastest or the columns.
+struct PixelIndex {
+  int64_t item;
+  int channel, row, col;
+
+  __device__ __forceinline__ PixelIndex(int64_t linear, int channels, int rows, int cols,
+                                        bool channels_fast) {
+    if (channels_fast) {
+      channel = int(linear % channels);
+      linear /= channels;
+    }
+    col = int(linear % cols);
+    linear /= cols;
+    row = int(linear % rows);
+    linear /= rows;
+    if (!channels_fast) {
+      channel = int(linear % channels);
+      linear /= channels;
+    }
+    item = linear;
+  }
+};
+
 }  // namespace wtconv::cuda

@@ -190,16 +190,8 @@ const char* launch_size(const TileLaunch& p, cudaStream_t stream) {
 }  // namespace
 
 const char* launch_forward(const TileLaunch& p, DType activations, cudaStream_t stream) {
-  switch (activations) {
-    case DType::kFloat64:
-      return launch_size<double, double>(p, stream);
-    case DType::kFloat16:
-      return launch_size<__half, float>(p, stream);
-    case DType::kBFloat16:
-      return launch_size<__nv_bfloat16, float>(p, stream);
-    default:
-      return launch_size<float, float>(p, stream);
-  }
+  return dispatch(activations,
+                  [&](auto t, auto a) { return launch_size<decltype(t), decltype(a)>(p, stream); });
 }
 
 }  // namespace wtconv::cuda

@@ -1,6 +1,7 @@
 // wtconv::fused_forward on CUDA.
 #include <torch/csrc/stable/library.h>
 
+#include "../common/entry.h"
 #include "host.h"
 
 namespace wtconv::cuda {
@@ -21,27 +22,13 @@ Tensor run(const Tensor& input, const Parameters& given) {
   return output;
 }
 
-Tensor fused_forward(const Tensor& input, const Tensor& base_weight,
-                     std::optional<Tensor> base_bias, const Tensor& base_scale,
-                     std::vector<Tensor> wavelet_weights, std::vector<Tensor> wavelet_scales) {
-  const Parameters params{base_weight, base_bias, base_scale, wavelet_weights, wavelet_scales};
-  check_fused("fused_forward", input, params, DTypeRule::kStrict);
-  return run(input, params);
-}
-
-Tensor fused_forward_mixed(const Tensor& input, const Tensor& base_weight,
-                           std::optional<Tensor> base_bias, const Tensor& base_scale,
-                           std::vector<Tensor> wavelet_weights,
-                           std::vector<Tensor> wavelet_scales) {
-  const Parameters params{base_weight, base_bias, base_scale, wavelet_weights, wavelet_scales};
-  check_fused("fused_forward", input, params, DTypeRule::kMixed);
-  return run(input, params);
-}
+constexpr auto* kStrict = &checked_forward<&run, DTypeRule::kStrict>;
+constexpr auto* kMixed = &checked_forward<&run, DTypeRule::kMixed>;
 
 }  // namespace
 }  // namespace wtconv::cuda
 
 STABLE_TORCH_LIBRARY_IMPL(wtconv, CUDA, m) {
-  m.impl("fused_forward", TORCH_BOX(&wtconv::cuda::fused_forward));
-  m.impl("_fused_forward", TORCH_BOX(&wtconv::cuda::fused_forward_mixed));
+  m.impl("fused_forward", TORCH_BOX(wtconv::cuda::kStrict));
+  m.impl("_fused_forward", TORCH_BOX(wtconv::cuda::kMixed));
 }

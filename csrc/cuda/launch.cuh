@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "element.cuh"
 #include "launch.h"
 
 namespace wtconv::cuda {
@@ -32,6 +33,21 @@ const char* launch_kernel(Kernel* kernel, const Params& p, int64_t blocks, int t
   kernel<<<dim3(unsigned(blocks)), threads, shared_bytes, stream>>>(p);
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+// f(T(), A()) for the stored type of a dtype and its accumulator type.
+template <class F>
+const char* dispatch(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return f(double(), double());
+    case DType::kFloat16:
+      return f(__half(), float());
+    case DType::kBFloat16:
+      return f(__nv_bfloat16(), float());
+    default:
+      return f(float(), float());
+  }
 }
 
 }  // namespace wtconv::cuda

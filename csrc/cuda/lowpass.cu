@@ -11,33 +11,20 @@ __global__ void __launch_bounds__(256) lowpass_kernel(const __grid_constant__ Lo
   const int64_t total = p.batch * p.channels * p.rows * p.cols;
   for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < total;
        i += int64_t(gridDim.x) * blockDim.x) {
-    int64_t q = i;
-    int c = 0;
-    if (p.channels_fast) {
-      c = int(q % p.channels);
-      q /= p.channels;
-    }
-    const int x = int(q % p.cols);
-    q /= p.cols;
-    const int y = int(q % p.rows);
-    q /= p.rows;
-    if (!p.channels_fast) {
-      c = int(q % p.channels);
-      q /= p.channels;
-    }
+    const PixelIndex at(i, p.channels, p.rows, p.cols, p.channels_fast);
     const int size = 1 << p.levels;
-    const T* src =
-        static_cast<const T*>(p.input.data) + q * p.input.stride_b + c * p.input.stride_c;
+    const T* src = static_cast<const T*>(p.input.data) + at.item * p.input.stride_b +
+                   at.channel * p.input.stride_c;
     A sum = 0;
-    for (int r = y * size; r < min((y + 1) * size, p.height); ++r) {
+    for (int r = at.row * size; r < min((at.row + 1) * size, p.height); ++r) {
       A row = 0;
-      for (int s = x * size; s < min((x + 1) * size, p.width); ++s) {
+      for (int s = at.col * size; s < min((at.col + 1) * size, p.width); ++s) {
         row += widen<A>(src[r * p.input.stride_y + s * p.input.stride_x]);
       }
       sum += row;
     }
     A* out = static_cast<A*>(p.output);
-    out[((q * p.channels + c) * p.rows + y) * p.cols + x] = sum / A(size);
+    out[((at.item * p.channels + at.channel) * p.rows + at.row) * p.cols + at.col] = sum / A(size);
   }
 }
 
@@ -52,16 +39,8 @@ const char* launch(const LowpassLaunch& p, cudaStream_t stream) {
 }  // namespace
 
 const char* launch_lowpass(const LowpassLaunch& p, DType activations, cudaStream_t stream) {
-  switch (activations) {
-    case DType::kFloat64:
-      return launch<double, double>(p, stream);
-    case DType::kFloat16:
-      return launch<__half, float>(p, stream);
-    case DType::kBFloat16:
-      return launch<__nv_bfloat16, float>(p, stream);
-    default:
-      return launch<float, float>(p, stream);
-  }
+  return dispatch(activations,
+                  [&](auto t, auto a) { return launch<decltype(t), decltype(a)>(p, stream); });
 }
 
 }  // namespace wtconv::cuda

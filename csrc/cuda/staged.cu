@@ -60,20 +60,9 @@ __global__ void __launch_bounds__(256) synthesis_kernel(const __grid_constant__ 
   const int64_t total = p.batch * p.channels * p.height * p.width;
   for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < total;
        i += int64_t(gridDim.x) * blockDim.x) {
-    int64_t q = i;
-    int c = 0;
-    if (p.channels_fast) {
-      c = int(q % p.channels);
-      q /= p.channels;
-    }
-    const int x = int(q % p.width);
-    q /= p.width;
-    const int y = int(q % p.height);
-    q /= p.height;
-    if (!p.channels_fast) {
-      c = int(q % p.channels);
-      q /= p.channels;
-    }
+    const PixelIndex index(i, p.channels, p.height, p.width, p.channels_fast);
+    const int c = index.channel, y = index.row, x = index.col;
+    const int64_t q = index.item;
     const auto at = [&](const View& v, int channel, int row, int col) {
       return widen<A>(static_cast<const T*>(
           v.data)[q * v.stride_b + channel * v.stride_c + row * v.stride_y + col * v.stride_x]);
@@ -120,29 +109,14 @@ const char* launch_synthesis_of(const SynthesisLaunch& p, cudaStream_t stream) {
 }  // namespace
 
 const char* launch_analysis_conv(const AnalysisLaunch& p, DType dtype, cudaStream_t stream) {
-  switch (dtype) {
-    case DType::kFloat64:
-      return launch_analysis<double, double>(p, stream);
-    case DType::kFloat16:
-      return launch_analysis<__half, float>(p, stream);
-    case DType::kBFloat16:
-      return launch_analysis<__nv_bfloat16, float>(p, stream);
-    default:
-      return launch_analysis<float, float>(p, stream);
-  }
+  return dispatch(
+      dtype, [&](auto t, auto a) { return launch_analysis<decltype(t), decltype(a)>(p, stream); });
 }
 
 const char* launch_synthesis(const SynthesisLaunch& p, DType dtype, cudaStream_t stream) {
-  switch (dtype) {
-    case DType::kFloat64:
-      return launch_synthesis_of<double, double>(p, stream);
-    case DType::kFloat16:
-      return launch_synthesis_of<__half, float>(p, stream);
-    case DType::kBFloat16:
-      return launch_synthesis_of<__nv_bfloat16, float>(p, stream);
-    default:
-      return launch_synthesis_of<float, float>(p, stream);
-  }
+  return dispatch(dtype, [&](auto t, auto a) {
+    return launch_synthesis_of<decltype(t), decltype(a)>(p, stream);
+  });
 }
 
 }  // namespace wtconv::cuda
