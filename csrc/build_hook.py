@@ -2,7 +2,7 @@
 
 `pip install .` comes here through pyproject.toml; `python csrc/build_hook.py` builds in place, and
 again only what changed. The environment variables are WTCONV_CUDA, TORCH_CUDA_ARCH_LIST, CUDA_HOME,
-CXX and MAX_JOBS (README, "Build").
+CXX and MAX_JOBS (README, "Install and run").
 """
 
 from __future__ import annotations

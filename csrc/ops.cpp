@@ -1,4 +1,4 @@
-// Schemas of every op. DEFined here so that a process without Python can run exported programs.
+// Schemas of every op. Defined here so that a process without Python can run exported programs.
 // Gradients, fake impls, autocast and vmap are registered in wtconv_ops/.
 #include <torch/csrc/stable/library.h>
 

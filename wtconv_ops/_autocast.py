@@ -18,7 +18,7 @@ from ._checks import DTYPES
 _KEYS = torch._C.DispatchKeySet(DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
     DispatchKey.AutocastCUDA
 )
-DEVICE_TYPES = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+AUTOCAST_KEYS = ("AutocastCPU", "AutocastCUDA")
 _AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
 _CASTABLE = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -108,7 +108,7 @@ def memory_format_of(tensor: Tensor) -> torch.memory_format:
 
 
 def _check_map(op: str, name: str, tensor: Tensor) -> None:
-    """Rules 1 to 3: a 4-D floating-point map with C, H, W >= 1."""
+    """A 4-D floating-point map with C, H, W >= 1."""
     if tensor.dim() != 4:
         _fail(f"{op}: {name} must be 4-D [B, C, H, W], got {_text(tensor.shape)}")
     if tensor.dtype not in DTYPES:
@@ -166,7 +166,7 @@ def _parameters(
 def _check_base(
     op: str, channels: Any, base_weight: Tensor, base_bias: Tensor | None, base_scale: Tensor
 ) -> None:
-    """Rules 4 to 6: the parameters of the base path."""
+    """The parameters of the base path."""
     if _is_depthwise(base_weight) and _certainly(base_weight.shape[0] != channels):
         _fail(
             f"{op}: input has {_number(channels)} channels but base_weight has "
@@ -190,7 +190,7 @@ def _check_base(
 def check_same_length(
     op: str, wavelet_weights: Sequence[Tensor], wavelet_scales: Sequence[Tensor]
 ) -> None:
-    """Rule 7, second half: a scale for every weight.
+    """A scale for every weight.
 
     Raises:
         RuntimeError: The lengths differ.
@@ -209,7 +209,7 @@ def _check_levels(
     wavelet_weights: Sequence[Tensor],
     wavelet_scales: Sequence[Tensor],
 ) -> None:
-    """Rules 7 and 8: the parameters of the wavelet path."""
+    """The parameters of the wavelet path."""
     levels = len(wavelet_weights)
     if not 1 <= levels <= MAX_LEVELS:
         _fail(f"{op}: wavelet_weights must have 1 to {MAX_LEVELS} levels, got {levels}")

@@ -1,8 +1,8 @@
 """Register everything that the operators need beside their kernels.
 
 The kernels and schemas come from the C++ library. Here: fake impls, autograd and torch.func
-(keys Autograd and FuncTorchDynamicLayerFrontMode; ``torch.library.register_autograd`` supports
-neither torch.func nor forward-mode AD), autocast, and FLOP formulas.
+(keys Autograd, Batched and FuncTorchDynamicLayerFrontMode; ``torch.library.register_autograd``
+supports neither torch.func nor forward-mode AD), autocast, and FLOP formulas.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _register_fused(lib: torch.library.Library) -> None:
         lib.impl(name, autograd, "Autograd", with_keyset=True)
         lib.impl(name, front, _FRONT, with_keyset=True)
         lib.impl(name, batched, "Batched", with_keyset=True)
-    for key in _autocast.DEVICE_TYPES.values():
+    for key in _autocast.AUTOCAST_KEYS:
         lib.impl("fused_forward", _kernels.autocast_forward_kernel, key, with_keyset=True)
 
 
@@ -99,5 +99,5 @@ def _register_staged(lib: torch.library.Library) -> None:
     ):
         lib.impl(name, autograd, "Autograd", with_keyset=True)
         lib.impl(name, front, _FRONT, with_keyset=True)
-        for key in _autocast.DEVICE_TYPES.values():
+        for key in _autocast.AUTOCAST_KEYS:
             lib.impl(name, autocast, key, with_keyset=True)

@@ -38,7 +38,7 @@ def wtconv2d(
 
     Args:
         input: [B, C, H, W], float32, float64, float16 or bfloat16; B >= 0, H, W >= 1; any
-            strides, which the CPU kernels read as they are.
+            strides, which the kernels read as they are.
         base_weight: [C, 1, k, k], 1 <= k <= 31, odd or even.
         base_bias: [C] or None.
         base_scale: [1, C, 1, 1].
@@ -129,7 +129,7 @@ def _warn_once(device: torch.device) -> None:
 def _plain(input: Tensor, parameters: _Parameters) -> Tensor:
     """The operator in PyTorch operations, with the checks, dtypes and layout of the kernels.
 
-    float16 and bfloat16 are computed in float32, as the CPU kernels do, so that a lowpass band
+    float16 and bfloat16 are computed in float32, as the kernels do, so that a lowpass band
     (which doubles at each level) cannot overflow where the result fits. Without levels there is
     no such band, and the convolution of PyTorch runs in the dtype of the input.
     """

@@ -3,7 +3,8 @@
 //   a b   ->   LL = (a + b + c + d) / 2    LH = (a + b - c - d) / 2
 //   c d        HL = (a - b + c - d) / 2    HH = (a - b - c + d) / 2
 //
-// The one place for subband order (LL, LH, HL, HH = 0..3) and signs, on every device.
+// The one place for subband order (LL, LH, HL, HH = 0..3), on every device. The closed form over
+// levels (eq. synthesis_closed_form) takes the same signs from the bits of the coordinates.
 #pragma once
 
 #ifdef __CUDACC__

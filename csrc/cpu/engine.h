@@ -109,9 +109,8 @@ struct Kernels {
   void (*unpack_block)(const UnpackArgs&, int64_t block);
   void (*forward_tile)(const TileArgs&, const TilePlan&, int64_t batch_item, int64_t block,
                        void* scratch);
-  void (*grad_tile)(const TileArgs&, const TilePlan& output_plan, const GradArgs&,
-                    const TilePlan& input_plan, int64_t batch_item, int64_t block, bool grad_input,
-                    GradSums*, void* scratch);
+  void (*grad_tile)(const TileArgs&, const TilePlan&, const GradArgs&, const TilePlan& input_plan,
+                    int64_t batch_item, int64_t block, bool grad_input, GradSums*, void* scratch);
   void (*flush_sums)(const TilePlan&, GradSums*);
   void (*analysis_conv_tile)(const StagedArgs&, const TilePlan&, void* scratch);
   void (*synthesis_tile)(const StagedArgs&, const TilePlan&, void* scratch);

@@ -23,11 +23,9 @@ __device__ __forceinline__ A coarse_value(const TileLaunch& p, const A* base, co
     const int shift = l - level;
     factor *= A(0.5);
     const A* c = base + v.offset + (y >> shift) * v.pitch + (x >> shift);
-    const A low = c[0], vertical = c[v.band_stride], horizontal = c[2 * v.band_stride],
-            diagonal = c[3 * v.band_stride];
+    const A ll = c[0], lh = c[v.band_stride], hl = c[2 * v.band_stride], hh = c[3 * v.band_stride];
     const bool odd_y = (y >> (shift - 1)) & 1, odd_x = (x >> (shift - 1)) & 1;
-    value += factor * (low + (odd_y ? -vertical : vertical) + (odd_x ? -horizontal : horizontal) +
-                       (odd_y != odd_x ? -diagonal : diagonal));
+    value += factor * (ll + (odd_y ? -lh : lh) + (odd_x ? -hl : hl) + (odd_y != odd_x ? -hh : hh));
   }
   if (coarse) {
     const int shift = p.shape.levels - level;

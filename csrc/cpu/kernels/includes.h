@@ -3,9 +3,7 @@
 // linker keeps one copy of such a function, which could be the one compiled for AVX-512.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 #include "../../common/haar.h"
 #include "../../common/limits.h"
