@@ -7,7 +7,7 @@ at a time. The rules are those of _vmap.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -62,34 +62,27 @@ def _rewrap(output: Tensor, dim: int, level: int) -> Tensor:
     return torch._add_batch_dim(output.movedim(dim, 0).contiguous(), 0, level)
 
 
-def fused_forward(
-    keyset: Any,
-    input: Tensor,
-    base_weight: Tensor,
-    base_bias: Tensor | None,
-    base_scale: Tensor,
-    wavelet_weights: Sequence[Tensor],
-    wavelet_scales: Sequence[Tensor],
-) -> Tensor:
-    """Batch rule of fused_forward."""
-    _checks.check_same_length("fused_forward", wavelet_weights, wavelet_scales)
-    flat = (input, base_weight, base_bias, base_scale, *wavelet_weights, *wavelet_scales)
-    return _batched_forward(FORWARD, flat)
+def _forward(operator: Any) -> Callable[..., Tensor]:
+    """Batch rule of a forward operator."""
+
+    def rule(
+        keyset: Any,
+        input: Tensor,
+        base_weight: Tensor,
+        base_bias: Tensor | None,
+        base_scale: Tensor,
+        wavelet_weights: Sequence[Tensor],
+        wavelet_scales: Sequence[Tensor],
+    ) -> Tensor:
+        _checks.check_same_length("fused_forward", wavelet_weights, wavelet_scales)
+        flat = (input, base_weight, base_bias, base_scale, *wavelet_weights, *wavelet_scales)
+        return _batched_forward(operator, flat)
+
+    return rule
 
 
-def mixed_fused_forward(
-    keyset: Any,
-    input: Tensor,
-    base_weight: Tensor,
-    base_bias: Tensor | None,
-    base_scale: Tensor,
-    wavelet_weights: Sequence[Tensor],
-    wavelet_scales: Sequence[Tensor],
-) -> Tensor:
-    """Batch rule of _fused_forward."""
-    _checks.check_same_length("fused_forward", wavelet_weights, wavelet_scales)
-    flat = (input, base_weight, base_bias, base_scale, *wavelet_weights, *wavelet_scales)
-    return _batched_forward(MIXED_FORWARD, flat)
+fused_forward = _forward(FORWARD)
+mixed_fused_forward = _forward(MIXED_FORWARD)
 
 
 def fused_backward(

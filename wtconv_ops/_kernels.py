@@ -9,7 +9,7 @@ This module binds the operators, so it is imported only once they are defined.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,44 +29,32 @@ from ._autograd import (
 from ._vmap import FuncFusedBackward, FuncFusedForward, FuncMixedFusedForward
 
 
-def forward_kernel(
-    keyset: Any,
-    input: Tensor,
-    base_weight: Tensor,
-    base_bias: Tensor | None,
-    base_scale: Tensor,
-    wavelet_weights: list[Tensor],
-    wavelet_scales: list[Tensor],
-) -> Tensor:
-    """Autograd kernel of fused_forward."""
-    tensors = (input, base_weight, base_bias, base_scale, *wavelet_weights, *wavelet_scales)
-    if len(wavelet_weights) == len(wavelet_scales) and needs_derivative(tensors):
-        return FusedForward.apply(*tensors)  # type: ignore[no-any-return]
-    with below_autograd():
-        output: Tensor = FORWARD(
-            input, base_weight, base_bias, base_scale, wavelet_weights, wavelet_scales
-        )
-    return output
+def _forward_kernel(operator: Any, function: Any) -> Callable[..., Tensor]:
+    """Autograd kernel of a forward operator, whose derivatives are those of ``function``."""
+
+    def kernel(
+        keyset: Any,
+        input: Tensor,
+        base_weight: Tensor,
+        base_bias: Tensor | None,
+        base_scale: Tensor,
+        wavelet_weights: list[Tensor],
+        wavelet_scales: list[Tensor],
+    ) -> Tensor:
+        tensors = (input, base_weight, base_bias, base_scale, *wavelet_weights, *wavelet_scales)
+        if len(wavelet_weights) == len(wavelet_scales) and needs_derivative(tensors):
+            return function.apply(*tensors)  # type: ignore[no-any-return]
+        with below_autograd():
+            output: Tensor = operator(
+                input, base_weight, base_bias, base_scale, wavelet_weights, wavelet_scales
+            )
+        return output
+
+    return kernel
 
 
-def mixed_forward_kernel(
-    keyset: Any,
-    input: Tensor,
-    base_weight: Tensor,
-    base_bias: Tensor | None,
-    base_scale: Tensor,
-    wavelet_weights: list[Tensor],
-    wavelet_scales: list[Tensor],
-) -> Tensor:
-    """Autograd kernel of _fused_forward."""
-    tensors = (input, base_weight, base_bias, base_scale, *wavelet_weights, *wavelet_scales)
-    if len(wavelet_weights) == len(wavelet_scales) and needs_derivative(tensors):
-        return MixedFusedForward.apply(*tensors)  # type: ignore[no-any-return]
-    with below_autograd():
-        output: Tensor = MIXED_FORWARD(
-            input, base_weight, base_bias, base_scale, wavelet_weights, wavelet_scales
-        )
-    return output
+forward_kernel = _forward_kernel(FORWARD, FusedForward)
+mixed_forward_kernel = _forward_kernel(MIXED_FORWARD, MixedFusedForward)
 
 
 def backward_kernel(
