@@ -14,6 +14,8 @@
 
 #include <algorithm>
 
+#include "patch.h"
+
 namespace wtconv::cuda {
 namespace {
 
@@ -146,6 +148,17 @@ TileShape search(const Problem& p, const Device& device, int blocks, Accept acce
 }
 
 }  // namespace
+
+int choose_patch_levels(const Problem& p) {
+  const bool unrolled = p.kernel_size % 2 == 1 && p.kernel_size >= 3 && p.kernel_size <= 9;
+  const bool large =
+      std::max(p.height, p.width) > kPatchTile && std::min(p.height, p.width) > kPatchTile / 2;
+  const int64_t planes = p.batch * p.channels;
+  const int64_t tiles = planes * (p.height / kPatchTile + 1) * (p.width / kPatchTile + 1);
+  if (p.accumulator_bytes != 4 || p.channels_last || !unrolled || !large || tiles > INT32_MAX)
+    return 0;
+  return std::min(p.levels, kMaxPatchLevels);
+}
 
 TileShape choose_tile(const Problem& p, const Device& device) {
   return search(p, device, 3, [&](const TileShape& s, int bytes) { return fits(s, p, bytes); });

@@ -21,6 +21,9 @@ struct Device {
 // The shape of the launch that runs the finest `shape.levels` <= problem.levels levels.
 TileShape choose_tile(const Problem& problem, const Device& device);
 
+// Levels that the patch kernel runs in one launch; 0 where the tile kernel takes the problem.
+int choose_patch_levels(const Problem& problem);
+
 // The shapes of one launch of the weight gradient: grad_output padded, the input not.
 struct GradShapes {
   TileShape grad_output, input;

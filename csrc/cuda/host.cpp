@@ -67,6 +67,15 @@ LoadPath choose_load_path(const TileLaunch& p, const View& v, DType dtype) {
                                                                     : LoadPath::kScalar;
 }
 
+// Whether rows of 16-byte pieces tile a plane, each aligned.
+bool wide_access(const Plane& plane) {
+  const View& v = plane.view;
+  const int bytes = plane.dtype == DType::kFloat64 ? 8 : plane.dtype == DType::kFloat32 ? 4 : 2;
+  const auto aligned = [&](int64_t elements) { return elements * bytes % 16 == 0; };
+  return v.stride_x == 1 && reinterpret_cast<uintptr_t>(v.data) % 16 == 0 && aligned(v.stride_b) &&
+         aligned(v.stride_c) && aligned(v.stride_y) && aligned(plane.width);
+}
+
 void check_shared_memory(int64_t needed, const Device& properties, int64_t kernel_size) {
   if (needed <= properties.shared_per_block) return;
   fail("wtconv: kernel size " + std::to_string(kernel_size) + " in this dtype needs " +
@@ -107,21 +116,27 @@ std::pair<Tensor, Plane> Call::lowpass(const Plane& input, int levels) const {
           {output_view(band), in_double ? DType::kFloat64 : DType::kFloat32, rows, cols, false}};
 }
 
+TileParameters Call::parameters(int first_level, int levels, bool adjoint) const {
+  TileParameters result{};
+  if (first_level == 0) {
+    result.weight[0] = params.base_weight.const_data_ptr();
+    result.scale[0] = params.base_scale.const_data_ptr();
+    if (params.base_bias) result.bias = params.base_bias->const_data_ptr();
+  }
+  for (int l = 1; l <= levels; ++l) {
+    result.weight[l] = params.weights[first_level + l - 1].const_data_ptr();
+    result.scale[l] = params.scales[first_level + l - 1].const_data_ptr();
+  }
+  result.dtype = dtype_of(params.base_weight);
+  result.rotate = adjoint;
+  return result;
+}
+
 TileLaunch Call::describe(const Plane& input, int first_level, const TileShape& shape,
                           bool adjoint) const {
   TileLaunch launch{};
   launch.shape = shape;
-  if (first_level == 0) {
-    launch.params.weight[0] = params.base_weight.const_data_ptr();
-    launch.params.scale[0] = params.base_scale.const_data_ptr();
-    launch.params.bias = params.base_bias ? params.base_bias->const_data_ptr() : nullptr;
-  }
-  for (int l = 1; l <= shape.levels; ++l) {
-    launch.params.weight[l] = params.weights[first_level + l - 1].const_data_ptr();
-    launch.params.scale[l] = params.scales[first_level + l - 1].const_data_ptr();
-  }
-  launch.params.dtype = dtype_of(params.base_weight);
-  launch.params.rotate = adjoint;
+  launch.params = parameters(first_level, shape.levels, adjoint);
   launch.input = input.view;
   launch.batch = batch;
   launch.channels = channels, launch.height = input.height, launch.width = input.width;
@@ -141,27 +156,62 @@ int share_of_batch(const TileLaunch& launch, int multiprocessors) {
       std::clamp<int64_t>(blocks / (kBlocksPerMultiprocessor * multiprocessors), 1, launch.batch));
 }
 
+std::pair<Tensor, Plane> Call::coarse_levels(const Plane& input, int first_level, int levels,
+                                             bool adjoint) const {
+  const auto [band, plane] = lowpass(input, levels);
+  check_launch(launch_lowpass({input.view, band.mutable_data_ptr(), batch, channels, input.height,
+                               input.width, plane.height, plane.width, levels, input.channels_last},
+                              input.dtype, stream));
+  const auto [result, reconstruction] = lowpass(input, levels);
+  run_operator(plane, reconstruction, first_level + levels, adjoint);
+  return {result, reconstruction};
+}
+
+void Call::run_patches(const Plane& input, const Plane& output, int first_level, int levels,
+                       bool adjoint) const {
+  PatchLaunch launch{};
+  launch.params = parameters(first_level, levels, adjoint);
+  if (adjoint) launch.params.bias = nullptr;
+  launch.input = input.view;
+  launch.output = output.view;
+  launch.batch = int(batch);
+  launch.channels = channels, launch.height = input.height, launch.width = input.width;
+  launch.kernel_size = int(params.base_weight.size(2));
+  launch.levels = levels;
+  launch.tiles_y = (input.height + kPatchTile - 1) / kPatchTile;
+  launch.tiles_x = (input.width + kPatchTile - 1) / kPatchTile;
+  launch.tiles = launch.tiles_y * launch.tiles_x * channels * int(batch);
+  launch.wide_input = wide_access(input);
+  launch.wide_output = wide_access(output);
+  std::pair<Tensor, Plane> coarse;
+  if (first_level + levels < this->levels()) {
+    coarse = coarse_levels(input, first_level, levels, adjoint);
+    launch.coarse = coarse.first.const_data_ptr();
+    launch.coarse_rows = coarse.second.height;
+    launch.coarse_cols = coarse.second.width;
+  }
+  check_launch(
+      launch_patch_forward(launch, input.dtype, device_properties(device).multiprocessors, stream));
+}
+
 void Call::run_operator(const Plane& input, const Plane& output, int first_level,
                         bool adjoint) const {
   const Device& properties = device_properties(device);
-  const TileShape shape = choose_tile(problem(input, first_level, adjoint), properties);
+  const Problem problem = this->problem(input, first_level, adjoint);
+  if (const int levels = choose_patch_levels(problem)) {
+    return run_patches(input, output, first_level, levels, adjoint);
+  }
+  const TileShape shape = choose_tile(problem, properties);
   check_shared_memory(shape.shared_bytes, properties, shape.kernel_size);
   TileLaunch launch = describe(input, first_level, shape, adjoint);
   launch.output = output.view;
   if (adjoint) launch.params.bias = nullptr;
-  Tensor coarse;
+  std::pair<Tensor, Plane> coarse;
   if (first_level + shape.levels < levels()) {
-    const auto [band, plane] = lowpass(input, shape.levels);
-    check_launch(
-        launch_lowpass({input.view, band.mutable_data_ptr(), batch, channels, input.height,
-                        input.width, plane.height, plane.width, shape.levels, input.channels_last},
-                       input.dtype, stream));
-    const auto [result, reconstruction] = lowpass(input, shape.levels);
-    run_operator(plane, reconstruction, first_level + shape.levels, adjoint);
-    coarse = result;
-    launch.coarse = coarse.const_data_ptr();
-    launch.coarse_rows = plane.height;
-    launch.coarse_cols = plane.width;
+    coarse = coarse_levels(input, first_level, shape.levels, adjoint);
+    launch.coarse = coarse.first.const_data_ptr();
+    launch.coarse_rows = coarse.second.height;
+    launch.coarse_cols = coarse.second.width;
   }
   // Blocks that keep the weights of small planes over several batch items read them once.
   if (shape.plane) launch.batch_per_block = share_of_batch(launch, properties.multiprocessors);

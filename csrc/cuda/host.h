@@ -47,6 +47,9 @@ struct Plane {
   bool channels_last;
 };
 
+// Whether every row consists of aligned pieces of 16 bytes.
+bool wide_access(const Plane& plane);
+
 // One call of an op. Levels that a launch cannot hold run on the low-pass band of those it does.
 struct Call {
   const Parameters& params;
@@ -61,11 +64,18 @@ struct Call {
 
   // output = F(input), with every kernel rotated and the padding mirrored for the adjoint.
   void run_operator(const Plane& input, const Plane& output, int first_level, bool adjoint) const;
+  // Parameters of the `levels` levels after the first `first_level`.
+  TileParameters parameters(int first_level, int levels, bool adjoint) const;
   // The launch of levels first_level .. of `input`, without its shape.
   TileLaunch describe(const Plane& input, int first_level, const TileShape& shape,
                       bool adjoint) const;
   // The low-pass band `levels` levels down, accumulator type.
   std::pair<Tensor, Plane> lowpass(const Plane& input, int levels) const;
+  // The reconstruction of the levels past the first `levels`, at the size of their low-pass band.
+  std::pair<Tensor, Plane> coarse_levels(const Plane& input, int first_level, int levels,
+                                         bool adjoint) const;
+  void run_patches(const Plane& input, const Plane& output, int first_level, int levels,
+                   bool adjoint) const;
   Problem problem(const Plane& input, int first_level, bool adjoint) const;
 };
 

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include "tile.h"
+#include "patch.h"
 
 namespace wtconv::cuda {
 
@@ -61,6 +61,8 @@ const char* launch_synthesis(const SynthesisLaunch& p, DType dtype, cudaStream_t
 const char* launch_weight_grad(const GradLaunch& p, DType activations, cudaStream_t stream);
 const char* launch_finish(const FinishLaunch& p, DType activations, cudaStream_t stream);
 const char* launch_lowpass(const LowpassLaunch& p, DType activations, cudaStream_t stream);
+const char* launch_patch_forward(const PatchLaunch& p, DType activations, int multiprocessors,
+                                 cudaStream_t stream);
 const char* launch_forward(const TileLaunch& p, DType activations, cudaStream_t stream);
 
 }  // namespace wtconv::cuda

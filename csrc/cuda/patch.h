@@ -1,0 +1,27 @@
+// One launch of the patch kernels: a block computes tiles of 64 x 64 pixels, and each thread the 4
+// x 8 pixels of a patch from its 2 x 4 coefficients of level 1 up.
+//
+// Plain structs without any Torch header. Strides and offsets are in elements.
+#pragma once
+
+#include "tile.h"
+
+namespace wtconv::cuda {
+
+constexpr int kPatchRows = 4, kPatchCols = 8;  // pixels of a thread
+constexpr int kPatchTile = 64;                 // pixels of a tile on each side
+constexpr int kPatchesX = kPatchTile / kPatchCols;
+constexpr int kPatchThreads = kPatchTile / kPatchRows * kPatchesX;
+constexpr int kMaxPatchLevels = 2;  // deeper levels come through the low-pass band
+
+struct PatchLaunch {
+  TileParameters params;
+  View input, output;
+  const void* coarse;  // [B, C, ceil(H / 2^levels), ...] float32, or null
+  int coarse_rows, coarse_cols;
+  int batch, channels, height, width, kernel_size, levels;
+  int tiles_y, tiles_x, tiles;   // of a plane, and of all planes
+  bool wide_input, wide_output;  // accesses of 16 bytes instead of an element
+};
+
+}  // namespace wtconv::cuda
