@@ -1,1 +1,1 @@
-"""Benchmarks: ``python -m bench run`` and ``model``."""
+"""Benchmarks: ``python -m bench run``, ``model``, ``traffic`` and ``host``."""

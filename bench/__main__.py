@@ -1,4 +1,4 @@
-"""Command line: ``python -m bench run`` and ``model``."""
+"""Command line: ``python -m bench run``, ``model``, ``traffic`` and ``host``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import torch
 from rich.console import Console
 
 import wtconv_ops
-from bench import arguments, cuda_report
+from bench import arguments, cuda_report, host, ncu, traffic
 from bench.csv_file import write_csv
+from bench.cuda_check import NumbersDifferError as GpuNumbersDifferError
 from bench.cuda_providers import load_upstream_fused
 from bench.cuda_run import CudaSettings, Messages, Row, header
 from bench.cuda_run import run as run_cuda
@@ -34,13 +35,15 @@ def main(command_line: Sequence[str] | None = None) -> int:
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
         "model": _model,
         "run": _run_on_gpu if getattr(options, "device", "") == "cuda" else _run_on_cpu,
+        "traffic": _traffic,
+        "host": _host,
     }
     try:
         return commands[options.command](options)
-    except NumbersDifferError as error:
+    except (NumbersDifferError, GpuNumbersDifferError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
-    except (FileNotFoundError, _CannotRunError) as error:
+    except (FileNotFoundError, _CannotRunError, ncu.NcuError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
 
@@ -111,6 +114,42 @@ def _run_on_gpu(options: argparse.Namespace) -> int:
     cuda_report.print_means(rows, settings.kernel_size, console)
     console.print(line, highlight=False)
     return 1 if problems else 0
+
+
+def _traffic(options: argparse.Namespace) -> int:
+    settings = traffic.TrafficSettings(
+        sizes=tuple(options.shape),
+        levels=tuple(options.levels),
+        dtypes=tuple(options.dtype),
+        layouts=arguments.layouts(options),
+    )
+    path = traffic.find_ncu()
+    _require_kernels("cuda", "traffic", settings.kernel_size)
+    line = traffic.header(settings, path)
+    with _progress(lines=True) as progress:
+        rows = traffic.run(settings, lambda target: ncu.profile(path, target), progress)
+    console = _console(120)
+    traffic.print_traffic(rows, console)
+    console.print(line, highlight=False)
+    _save(rows, options, line)
+    return 0
+
+
+def _host(options: argparse.Namespace) -> int:
+    settings = host.HostSettings(
+        devices=tuple(dict.fromkeys(options.device)),
+        levels=tuple(dict.fromkeys(options.levels)),
+        dtypes=tuple(dict.fromkeys(options.dtype)),
+        rounds=options.rounds,
+        threads=options.threads,
+    )
+    for device in settings.devices:
+        _require_kernels(device, f"host --device {device}", settings.kernel_size)
+    with _progress() as progress:
+        rows = host.run(settings, progress)
+    host.print_host(rows, _console(120))
+    _save(rows, options)
+    return 0
 
 
 def _require_kernels(device: str, command: str, kernel_size: int) -> None:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bench.cuda_run import DTYPES
 from bench.cuda_timing import METHODS
 from bench.run import LAYOUTS
-from bench.shapes import SWEEPS
+from bench.shapes import SWEEPS, Size
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -19,6 +21,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("model", help="memory traffic, arithmetic and roofline, counted by hand")
     _add_run(commands.add_parser("run", help="check against fp64, then time all providers"))
+    _add_traffic(
+        commands.add_parser("traffic", help="measure device memory traffic with Nsight Compute")
+    )
+    _add_host(commands.add_parser("host", help="time a call takes on a tiny input"))
     return parser.parse_args(arguments)
 
 
@@ -68,6 +74,32 @@ def _add_run(command: argparse.ArgumentParser) -> None:
         choices=METHODS,
     )
     cuda.add_argument("--compiled", action="store_true", help="add the compiled reference; slow")
+
+
+def _add_traffic(command: argparse.ArgumentParser) -> None:
+    sizes = [Size(8, 64, 256, 256)]
+    _add(command, "--shape", "one or more BxCxHxW", sizes, nargs="+", type=_size, metavar="SHAPE")
+    _add(command, "--levels", "one or more numbers of levels", [5], nargs="+", type=_positive)
+    _add_dtype(command)
+    _add_layout(command)
+    _add_csv(command)
+
+
+def _add_host(command: argparse.ArgumentParser) -> None:
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    _add(command, "--device", "one or both", devices, nargs="+", choices=("cpu", "cuda"))
+    _add(command, "--levels", "one or more numbers of levels", [1, 3, 5], nargs="+", type=_positive)
+    _add_dtype(command)
+    _add(command, "--rounds", "samples of each call", 101, type=_positive, metavar="N")
+    _add(command, "--threads", "intra-op threads", 2, type=_positive, metavar="N")
+    _add_csv(command)
+
+
+def _size(text: str) -> Size:
+    try:
+        return Size.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _positive(text: str) -> int:

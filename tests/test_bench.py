@@ -142,6 +142,8 @@ def test_size_refuses_what_is_not_four_positive_numbers(text: str) -> None:
 def test_help_states_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     for command, shown in {
         "run": ["(default: 11)", "(default: float32)", "(default: paper stages)"],
+        "traffic": ["(default: 8x64x256x256)", "(default: 5)"],
+        "host": ["(default: 1 3 5)", "(default: 101)"],
     }.items():
         with pytest.raises(SystemExit):
             main([command, "--help"])
@@ -153,6 +155,8 @@ def test_help_states_defaults(capsys: pytest.CaptureFixture[str]) -> None:
 def test_options_that_make_no_sense_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     for line, sentence in {
         "run --rounds 0": "--rounds: must be a whole number >= 1, got '0'",
+        "traffic --shape 8x64": "--shape: a shape must be BxCxHxW, such as 8x64x256x256, got",
+        "traffic --levels 0": "--levels: must be a whole number >= 1, got '0'",
     }.items():
         with pytest.raises(SystemExit) as stopped:
             main(line.split())
