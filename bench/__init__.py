@@ -1,1 +1,1 @@
-"""Benchmarks: ``python -m bench run --device cpu``."""
+"""Benchmarks: ``python -m bench run``, ``model``, ``traffic`` and ``host``."""

@@ -1,90 +1,100 @@
-"""Command line: ``python -m bench run --device cpu|cuda`` and ``python -m bench model``."""
+"""Command line: ``python -m bench run``, ``model``, ``traffic`` and ``host``."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import torch
 from rich.console import Console
 
 import wtconv_ops
-from bench import cuda_report
+from bench import arguments, cuda_report, host, ncu, traffic
+from bench.csv_file import write_csv
+from bench.cuda_check import NumbersDifferError as GpuNumbersDifferError
 from bench.cuda_providers import load_upstream_fused
-from bench.cuda_run import DTYPES, CudaSettings, Row, header
+from bench.cuda_run import CudaSettings, Messages, Row, header
 from bench.cuda_run import run as run_cuda
 from bench.cuda_timing import ColdTimer, copy_speed, tf32
+from bench.environment import checkout_commit
 from bench.model_table import print_model
-from bench.run import LAYOUTS, NumbersDifferError, Settings, print_tables, run, write_csv
+from bench.run import NumbersDifferError, Settings, print_tables, run
 from bench.shapes import QUICK_SHAPES, QUICK_SWEEPS, SHAPES, SWEEPS
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; 1 if a provider's numbers are wrong, 2 if it cannot run as asked."""
-    options = _parser().parse_args(arguments)
-    if options.command == "model":
-        print_model(_console(120))
-        return 0
+class _CannotRunError(Exception):
+    """The machine lacks what a command needs."""
+
+
+def main(command_line: Sequence[str] | None = None) -> int:
+    """Run a command; 1 if a provider's numbers are wrong, 2 if it cannot run as asked."""
+    options = arguments.parse(command_line)
+    commands: dict[str, Callable[[argparse.Namespace], int]] = {
+        "model": _model,
+        "run": _run_on_gpu if getattr(options, "device", "") == "cuda" else _run_on_cpu,
+        "traffic": _traffic,
+        "host": _host,
+    }
     try:
-        return _run_on_gpu(options) if options.device == "cuda" else _run_on_cpu(options)
-    except FileNotFoundError as error:
+        return commands[options.command](options)
+    except (NumbersDifferError, GpuNumbersDifferError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except (FileNotFoundError, _CannotRunError, ncu.NcuError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
+
+
+def _model(options: argparse.Namespace) -> int:
+    print_model(_console(120))
+    return 0
 
 
 def _run_on_cpu(options: argparse.Namespace) -> int:
     settings = Settings(
         shapes=QUICK_SHAPES if options.quick else SHAPES,
-        layouts=_layouts(options),
+        layouts=arguments.layouts(options),
         device=options.device,
         threads=options.threads,
         rounds=2 if options.quick else options.rounds,
         sample_ms=1.0 if options.quick else 50.0,
         upstream=options.upstream,
     )
-    errors = Console(stderr=True)
-    try:
-        if errors.is_terminal:
-            with errors.status("starting") as status:
-                measurements = run(settings, status.update)
-        else:
-            measurements = run(settings, lambda _: None)
-    except NumbersDifferError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
+    with _progress() as progress:
+        measurements = run(settings, progress)
     print_tables(measurements, _console(120))
-    if options.csv is not None:
-        write_csv(measurements, options.csv)
-        print(f"wrote {options.csv}")
+    _save(measurements, options)
     return 0
 
 
 def _run_on_gpu(options: argparse.Namespace) -> int:
-    if not torch.cuda.is_available():
-        print("bench: --device cuda needs an NVIDIA GPU, torch sees none", file=sys.stderr)
-        return 2
     sweeps = QUICK_SWEEPS if options.quick else SWEEPS
     settings = CudaSettings(
         groups=tuple(group for name in options.sweep for group in sweeps[name]),
         dtypes=tuple(options.dtype),
-        layouts=_layouts(options),
+        layouts=arguments.layouts(options),
         rounds=2 if options.quick else options.rounds,
-        upstream=None if options.upstream is None else load_upstream_fused(options.upstream),
         compiled=options.compiled,
+        methods=None if options.method is None else tuple(dict.fromkeys(options.method)),
     )
-    try:
-        wtconv_ops.can_run("cuda", torch.float32, settings.kernel_size, 1, raise_error=True)
-    except RuntimeError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 2
+    _require_kernels("cuda", "--device cuda", settings.kernel_size)
+    if options.upstream is not None:
+        settings = replace(
+            settings,
+            upstream=load_upstream_fused(options.upstream),
+            upstream_commit=checkout_commit(options.upstream),
+        )
     problems: list[str] = []
+
+    def say(sentence: str) -> None:
+        print(f"bench: {sentence}", file=sys.stderr)
 
     def problem(sentence: str) -> None:
         problems.append(sentence)
-        print(f"bench: {sentence}", file=sys.stderr)
+        say(sentence)
 
     rows: list[Row] = []
     with tf32(False), ExitStack() as stack:
@@ -94,11 +104,8 @@ def _run_on_gpu(options: argparse.Namespace) -> int:
         sink = None
         if options.csv is not None:
             sink = stack.enter_context(cuda_report.csv_sink(options.csv, line))
-        errors = Console(stderr=True)
-        progress: Callable[[str], None] = errors.print
-        if errors.is_terminal:
-            progress = stack.enter_context(errors.status("starting")).update
-        for measured in run_cuda(settings, timer, copy_gb_per_s, problem, progress):
+        messages = Messages(problem, say, stack.enter_context(_progress(lines=True)))
+        for measured in run_cuda(settings, timer, copy_gb_per_s, messages):
             rows += measured
             if sink is not None:
                 sink(measured)
@@ -109,32 +116,71 @@ def _run_on_gpu(options: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
+def _traffic(options: argparse.Namespace) -> int:
+    settings = traffic.TrafficSettings(
+        sizes=tuple(options.shape),
+        levels=tuple(options.levels),
+        dtypes=tuple(options.dtype),
+        layouts=arguments.layouts(options),
+    )
+    path = traffic.find_ncu()
+    _require_kernels("cuda", "traffic", settings.kernel_size)
+    line = traffic.header(settings, path)
+    with _progress(lines=True) as progress:
+        rows = traffic.run(settings, lambda target: ncu.profile(path, target), progress)
+    console = _console(120)
+    traffic.print_traffic(rows, console)
+    console.print(line, highlight=False)
+    _save(rows, options, line)
+    return 0
+
+
+def _host(options: argparse.Namespace) -> int:
+    settings = host.HostSettings(
+        devices=tuple(dict.fromkeys(options.device)),
+        levels=tuple(dict.fromkeys(options.levels)),
+        dtypes=tuple(dict.fromkeys(options.dtype)),
+        rounds=options.rounds,
+        threads=options.threads,
+    )
+    for device in settings.devices:
+        _require_kernels(device, f"host --device {device}", settings.kernel_size)
+    with _progress() as progress:
+        rows = host.run(settings, progress)
+    host.print_host(rows, _console(120))
+    _save(rows, options)
+    return 0
+
+
+def _require_kernels(device: str, command: str, kernel_size: int) -> None:
+    """Stop with a sentence where there is no GPU, or the kernels do not run."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise _CannotRunError(f"{command} needs an NVIDIA GPU, torch sees none")
+    try:
+        wtconv_ops.can_run(device, torch.float32, kernel_size, 1, raise_error=True)
+    except RuntimeError as error:
+        raise _CannotRunError(str(error)) from error
+
+
+@contextmanager
+def _progress(lines: bool = False) -> Iterator[Callable[[str], None]]:
+    """A status line on a terminal; elsewhere ``lines``, or nothing."""
+    errors = Console(stderr=True)
+    if errors.is_terminal:
+        with errors.status("starting") as status:
+            yield status.update
+    else:
+        yield errors.print if lines else lambda _: None
+
+
+def _save(rows: Sequence[object], options: argparse.Namespace, line: str = "") -> None:
+    if options.csv is not None:
+        write_csv(rows, options.csv, line)
+        print(f"wrote {options.csv}")
+
+
 def _console(width: int) -> Console:
     return Console(width=None if sys.stdout.isatty() else width)
-
-
-def _layouts(options: argparse.Namespace) -> tuple[str, ...]:
-    return tuple(LAYOUTS) if options.layout == "both" else (options.layout,)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench")
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("model", help="memory traffic, arithmetic and roofline, counted by hand")
-    command = commands.add_parser("run", help="check against fp64, then time all providers")
-    command.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    command.add_argument("--layout", choices=(*LAYOUTS, "both"), default="nchw")
-    command.add_argument("--rounds", type=int, default=11, help="samples of each provider")
-    command.add_argument("--csv", type=Path, help="write every measurement to this file")
-    command.add_argument("--upstream", type=Path, help="checkout of BGU-CS-VIL/WTConv to add")
-    command.add_argument("--quick", action="store_true", help="tiny shapes, to test the benchmark")
-    cpu = command.add_argument_group("with --device cpu")
-    cpu.add_argument("--threads", type=int, default=2, help="default: 2")
-    cuda = command.add_argument_group("with --device cuda")
-    cuda.add_argument("--dtype", nargs="+", choices=tuple(DTYPES), default=["float32"])
-    cuda.add_argument("--sweep", nargs="+", choices=tuple(SWEEPS), default=list(SWEEPS))
-    cuda.add_argument("--compiled", action="store_true", help="add the compiled reference; slow")
-    return parser
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Numbers of a WTConv layer against fp64, at the size and in the launches that are timed.
 
-The layer runs on the whole batch. Its output and input gradient are compared on the first and the
-last item; grad_output is zero on all others, so that the parameter gradients of the whole batch
-are those of the two items, which fp64 can afford.
+The layer runs on the whole batch, with gradients and without. Its outputs and input gradient are
+compared on the first and the last item; grad_output is zero on all others, so that the parameter
+gradients of the whole batch are those of the two items, which fp64 can afford.
 """
 
 from __future__ import annotations
@@ -76,13 +76,17 @@ def check(
             those of `LIMITS`.
     """
     leaf = image.detach().requires_grad_()
+    with torch.no_grad():
+        inference = layer(image)  # where other kernels may run than with gradients
     output = layer(leaf)
     leaves = [leaf, *ordered_parameters(layer)]
     grad_input, *gradients = torch.autograd.grad(output, leaves, exact.grad_output)
     allowed_output, allowed_gradient = limits or LIMITS[image.dtype]
     errors = []
     for index, item in enumerate(exact.items):
-        errors.append(("output", output.detach()[item], exact.output[index], allowed_output))
+        errors.append(("output", inference[item], exact.output[index], allowed_output))
+        training = output.detach()[item]
+        errors.append(("training output", training, exact.output[index], allowed_output))
         errors.append(("grad_input", grad_input[item], exact.grad_input[index], allowed_gradient))
     for index, (ours, true) in enumerate(zip(gradients, exact.gradients, strict=True)):
         errors.append((f"gradient {index}", ours.reshape(true.shape), true, allowed_gradient))

@@ -2,9 +2,10 @@
 
 ``reference`` computes WTConv as the original layer does; ``reference TF32`` is the same float32
 layer under torch's default flag, which lets cuDNN round to TF32 and choose other kernels.
-``upstream`` is the fused CUDA layer of a checkout of the original repository. The depthwise
-convolutions are what WTConv replaces (7x7) and what its base path alone costs (k x k); they run in
-both layouts, whatever the layout of the run.
+``upstream`` is the fused CUDA layer of a checkout of the original repository. ``staged`` is the
+paper's form from this package's own building blocks, of which only the forward pass has kernels.
+The depthwise convolutions are what WTConv replaces (7x7) and what its base path alone costs (k x
+k); they run in both layouts, whatever the layout of the run.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from torch import nn
 
 from bench.providers import DEPTHWISE, OURS, REFERENCE
 from bench.shapes import Group
-from wtconv_ops import WTConv2d
+from bench.staged_layer import StagedWTConv2d
+from bench.timing import MODES
+from wtconv_ops import WTConv2d, can_run
 from wtconv_ops.demo.network import randomise
 from wtconv_ops.demo.reference_layer import ReferenceWTConv2d
 
 UPSTREAM = "upstream"
+STAGED = "staged"
 REFERENCE_TF32 = "reference TF32"
 COMPILED = "reference compiled"
 LAYOUTS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -33,12 +37,13 @@ LAYOUTS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layer, the layout it is timed in, and its levels; None for a plain convolution."""
+    """A layer, the layout and the modes it is timed in, its levels; None for a convolution."""
 
     name: str
     layer: nn.Module
     layout: str
     levels: int | None
+    modes: tuple[str, ...] = MODES
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -75,12 +80,22 @@ def build_candidates(
             layers[COMPILED] = cast(
                 nn.Module, torch.compile(reference, dynamic=False, fullgraph=True)
             )
+        if can_run(device, dtype, kernel_size, levels):
+            staged = StagedWTConv2d(channels, channels, kernel_size, wt_levels=levels)
+            staged.load_state_dict(reference.state_dict())
+            layers[STAGED] = staged
         if upstream is not None:
             layer = upstream(channels, channels, kernel_size=kernel_size, wt_levels=levels)
             copy_parameters(reference, layer)
             layers[UPSTREAM] = layer
         candidates += [
-            Candidate(name, layer.to(device, dtype), layout, levels)
+            Candidate(
+                name,
+                layer.to(device, dtype),
+                layout,
+                levels,
+                modes=("forward",) if name == STAGED else MODES,
+            )
             for layout in layouts
             for name, layer in layers.items()
         ]

@@ -12,10 +12,10 @@ from typing import Protocol
 from rich.console import Console
 from rich.table import Table
 
-from bench.cuda_providers import COMPILED, REFERENCE_TF32, UPSTREAM, depthwise_name
-from bench.cuda_run import MODES, Row
+from bench.cuda_providers import COMPILED, REFERENCE_TF32, STAGED, UPSTREAM, depthwise_name
+from bench.cuda_run import Row
 from bench.providers import DEPTHWISE, OURS, REFERENCE
-from bench.timing import geometric_mean
+from bench.timing import MODES, geometric_mean
 
 _SHORT = {"nchw": "NCHW", "channels_last": "NHWC"}
 
@@ -58,7 +58,8 @@ def rivals(kernel_size: int) -> list[tuple[str, str]]:
     """Providers to compare with, each with its layout: "same", as ours, or "faster" of both."""
     sizes = dict.fromkeys([depthwise_name(kernel_size), DEPTHWISE])
     convolutions = [(name, layout) for name in sizes for layout in ("same", "faster")]
-    layers = [(name, "same") for name in (REFERENCE, REFERENCE_TF32, COMPILED, UPSTREAM)]
+    names = (REFERENCE, REFERENCE_TF32, COMPILED, UPSTREAM, STAGED)
+    layers = [(name, "same") for name in names]
     return layers + convolutions
 
 
@@ -104,7 +105,12 @@ def _cases(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
         if levels is not None:
             chosen = _select(chosen, levels=levels)
         title = f"{sweep} {dtype} {_SHORT[layout]} {mode} {'' if levels is None else f'L{levels} '}"
-        yield title + ("graph" if method == "graph" else ""), chosen
+        yield title + _suffix(method), chosen
+
+
+def _suffix(method: str) -> str:
+    """What a title says about the method; events go without saying."""
+    return "" if method == "events" else method
 
 
 def print_means(rows: Sequence[Row], kernel_size: int, console: Console) -> None:
@@ -121,7 +127,7 @@ def print_means(rows: Sequence[Row], kernel_size: int, console: Console) -> None
         values = (speed_up(ours, rows, name, layout) for name, layout in chosen)
         table.add_row(
             title.strip(),
-            *("" if value is None else f"{value:.2f}" for value in values),
+            *("-" if value is None else f"{value:.2f}" for value in values),
             f"{geometric_mean(r.ms for r in ours):.4f}",
             f"{geometric_mean(r.copy_percent for r in ours):.1f}",
         )
@@ -129,16 +135,25 @@ def print_means(rows: Sequence[Row], kernel_size: int, console: Console) -> None
 
 
 def print_tables(rows: Sequence[Row], console: Console) -> None:
-    """Print the median ms of every provider, one table for each sweep, dtype and mode."""
+    """Print the median ms of every provider, one table for each sweep, dtype and mode.
+
+    "-" is what was not timed: a provider that failed, or has no kernels for this.
+    """
     keys = dict.fromkeys((r.sweep, r.dtype, mode) for r in rows for mode in MODES)
     for sweep, dtype, mode in keys:
         chosen = _select(rows, sweep=sweep, dtype=dtype, mode=mode)
-        columns = list(dict.fromkeys((r.provider, r.layout, r.method) for r in chosen))
+        columns = list(
+            dict.fromkeys(
+                (r.provider, r.layout, r.method)
+                for r in _select(rows, sweep=sweep, mode=mode)  # of any dtype
+                if r.provider != REFERENCE_TF32 or dtype == "float32"
+            )
+        )
         table = Table(title=f"{sweep}, {dtype}, {mode}: median ms; for wtconv_ops also % of copy")
         table.add_column("shape", no_wrap=True)
         for name, layout, method in columns:
-            graph = " graph" if method == "graph" else ""
-            table.add_column(f"{name} {_SHORT[layout]}{graph}", justify="right")
+            title = f"{name} {_SHORT[layout]} {_suffix(method)}"
+            table.add_column(title.strip(), justify="right")
         cells = {
             (r.shape, r.levels, r.provider, r.layout, r.method): f"{r.ms:.4f}"
             + (f" {r.copy_percent:.0f}%" if r.provider == OURS else "")
@@ -146,7 +161,7 @@ def print_tables(rows: Sequence[Row], console: Console) -> None:
         }
         for shape, levels in dict.fromkeys((r.shape, r.levels) for r in chosen if r.levels):
             values = [
-                cells.get((shape, levels, *column), cells.get((shape, None, *column), ""))
+                cells.get((shape, levels, *column), cells.get((shape, None, *column), "-"))
                 for column in columns
             ]
             table.add_row(f"{shape} L{levels}", *values)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +17,18 @@ from bench.cuda_providers import (
     Candidate,
     build_candidates,
 )
-from bench.cuda_timing import Call, Timer, interleaved_medians, tf32, with_tf32
+from bench.cuda_timing import Call, Sampler, Timer, interleaved_medians, tf32, with_tf32
+from bench.environment import gpu_line
 from bench.io_model import COMPULSORY
-from bench.providers import REFERENCE
+from bench.providers import OURS, REFERENCE
 from bench.shapes import Group
-from bench.timing import forward_call, training_call
+from bench.timing import MODES, forward_call, training_call
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-MODES = ("forward", "training")
+#: How each sweep is timed unless a run says otherwise; see `bench.cuda_timing.METHODS`.
+SWEEP_METHODS = {"paper": ("events",), "stages": ("events", "graph")}
+#: Timed as they run, eager or compiled.
+NOT_CAPTURED = (REFERENCE, REFERENCE_TF32, COMPILED)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,24 @@ class CudaSettings:
     kernel_size: int = 5
     rounds: int = 11
     upstream: Callable[..., nn.Module] | None = None
+    upstream_commit: str | None = None
     compiled: bool = False
+    methods: tuple[str, ...] | None = None  # None: those of `SWEEP_METHODS`
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Where the sentences of a run go."""
+
+    problem: Callable[[str], None]  # wrong numbers, or ours does not run: the run has failed
+    note: Callable[[str], None]  # a rival does not run, or not by some method
+    progress: Callable[[str], None]
+
+    def failure(self, provider: str, label: str, error: Exception) -> None:
+        """Say that ``provider`` raised ``error``."""
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        say = self.problem if provider == OURS else self.note
+        say(f"{provider} on {label}: {lines[0]}")
 
 
 @dataclass(frozen=True)
@@ -54,7 +73,7 @@ class Row:
     layout: str
     mode: str
     provider: str
-    method: str  # "events", or "graph" for the replay of a captured call
+    method: str  # one of `bench.cuda_timing.METHODS`
     ms: float
     gb_per_s: float  # compulsory bytes, 2 N or 5 N, over the time
     copy_percent: float  # of the copy speed of the same run
@@ -65,15 +84,14 @@ def run(
     settings: CudaSettings,
     timer: Timer,
     copy_gb_per_s: float,
-    problem: Callable[[str], None],
-    progress: Callable[[str], None],
+    messages: Messages,
 ) -> Iterator[list[Row]]:
-    """Measure group by group; a provider that fails goes to ``problem`` and is not timed."""
+    """Measure group by group; a provider that fails goes to ``messages`` and is not timed."""
     for dtype in settings.dtypes:
         for group in settings.groups:
-            progress(f"{group.sweep} {group.label} {dtype}")
+            messages.progress(f"{group.sweep} {group.label} {dtype}")
             with _fresh_compiler() if settings.compiled else nullcontext():
-                rows = _measure(settings, group, dtype, timer, copy_gb_per_s, problem)
+                rows = _measure(settings, group, dtype, timer, copy_gb_per_s, messages)
             yield rows
 
 
@@ -93,7 +111,7 @@ def _measure(
     dtype: str,
     timer: Timer,
     copy_gb_per_s: float,
-    problem: Callable[[str], None],
+    messages: Messages,
 ) -> list[Row]:
     device = torch.device(settings.device)
     images, grad_outputs = _inputs(group, device, DTYPES[dtype])
@@ -107,23 +125,21 @@ def _measure(
         settings.compiled,
     )
     label = f"{group.label} {dtype}"
-    errors = _check(candidates, images, grad_outputs, label, problem)
+    errors = _check(candidates, images, grad_outputs, label, messages)
     timed = [c for c in candidates if c.levels is None or c.key in errors]
+    methods = settings.methods or SWEEP_METHODS[group.sweep]
     rows = []
     for mode in MODES:
-        calls: dict[tuple[str, ...], Call] = {
-            (*c.key, "events"): _call(c, images[c.layout], grad_outputs[c.layout], mode)
-            for c in timed
-        }
-        if group.sweep == "stages":
-            calls |= _graphs(calls, timer, f"{label} {mode}", problem)
-        medians = interleaved_medians(timer, calls, settings.rounds)
+        samplers: dict[tuple[str, ...], Sampler] = {}
+        for c in (c for c in timed if mode in c.modes):
+            call = _call(c, images[c.layout], grad_outputs[c.layout], mode)
+            samplers |= _samplers(c, call, timer, methods, f"{label} {mode}", messages)
+        medians = interleaved_medians(samplers, settings.rounds)
         for c in timed:
-            for method in ("events", "graph"):
-                key = (*c.key, method)
-                if key not in medians:
+            for method in methods:
+                ms = medians.get((*c.key, method))
+                if ms is None:
                     continue
-                ms = medians[key]
                 moved = COMPULSORY[mode] * group.elements * DTYPES[dtype].itemsize
                 speed = moved / ms / 1e6
                 rows.append(
@@ -143,6 +159,31 @@ def _measure(
                     )
                 )
     return rows
+
+
+def _samplers(
+    candidate: Candidate,
+    call: Call,
+    timer: Timer,
+    methods: Sequence[str],
+    label: str,
+    messages: Messages,
+) -> dict[tuple[str, ...], Sampler]:
+    """A sampler for each method by which ``call`` can be timed."""
+    samplers: dict[tuple[str, ...], Sampler] = {}
+    for method in methods:
+        if method == "graph" and candidate.name in NOT_CAPTURED:
+            continue
+        try:
+            key = (*candidate.key, method)
+            samplers[key] = timer.prepare(call, method)
+        except Exception as error:  # a rival may raise anything
+            what = "no CUDA graph" if method == "graph" else f"no {method}"
+            case = f"{label} {candidate.layout}: {what}"
+            if candidate.levels is not None:
+                case = f"{label} L{candidate.levels} {candidate.layout}: {what}"
+            messages.failure(candidate.name, case, error)
+    return samplers
 
 
 def _call(candidate: Candidate, image: Tensor, grad_output: Tensor, mode: str) -> Call:
@@ -171,7 +212,7 @@ def _check(
     images: Mapping[str, Tensor],
     grad_outputs: Mapping[str, Tensor],
     label: str,
-    problem: Callable[[str], None],
+    messages: Messages,
 ) -> dict[tuple[str, str, str], float]:
     """The errors of the WTConv candidates whose numbers are right."""
     errors = {}
@@ -183,58 +224,30 @@ def _check(
                 continue
             exact = exact_results(reference, images[layout], grad_outputs[layout])
             for c in chosen:
-                name = f"{c.name} on {label} L{levels} {layout}"
+                case = f"{label} L{levels} {layout}"
                 loose = c.name == REFERENCE_TF32
                 limits = TF32_LIMITS if loose else None
                 try:
                     with tf32(loose):
-                        errors[c.key] = check(name, c.layer, images[layout], exact, limits)
+                        errors[c.key] = check(
+                            f"{c.name} on {case}", c.layer, images[layout], exact, limits
+                        )
                 except NumbersDifferError as error:
-                    problem(str(error))
-                except RuntimeError as error:  # out of memory too
-                    problem(f"{name}: {str(error).splitlines()[0]}")
+                    messages.problem(str(error))
+                except Exception as error:  # a rival may raise anything
+                    messages.failure(c.name, case, error)
     return errors
-
-
-def _graphs(
-    calls: Mapping[tuple[str, ...], Call],
-    timer: Timer,
-    label: str,
-    problem: Callable[[str], None],
-) -> dict[tuple[str, ...], Call]:
-    """The calls as CUDA graphs; the references are timed as they run, eager or compiled."""
-    graphs = {}
-    for key, call in calls.items():
-        if key[0] in (REFERENCE, REFERENCE_TF32, COMPILED):
-            continue
-        try:
-            captured = (*key[:-1], "graph")
-            graphs[captured] = timer.capture(call)
-        except RuntimeError as error:
-            problem(f"{key[0]} on {label}: no CUDA graph: {str(error).splitlines()[0]}")
-    return graphs
 
 
 def header(settings: CudaSettings, copy_gb_per_s: float) -> str:
     """Card, software, flags and method of a run, in one line."""
+    upstream = ""
+    if settings.upstream is not None:
+        upstream = f"upstream at commit {settings.upstream_commit or 'unknown'}; "
     return (
-        f"{torch.cuda.get_device_name(settings.device)}, driver {driver_version()}; "
-        f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, TF32 off, "
-        f"cudnn.benchmark {'on' if torch.backends.cudnn.benchmark else 'off'}; "
+        f"{gpu_line(settings.device)}, cuDNN {torch.backends.cudnn.version()}, TF32 off, "
+        f"cudnn.benchmark {'on' if torch.backends.cudnn.benchmark else 'off'}; {upstream}"
         f"k = {settings.kernel_size}; device-to-device copy {copy_gb_per_s:.0f} GB/s; "
-        f"cold L2, median of {settings.rounds} rounds, providers interleaved"
+        f"cold L2, median of {settings.rounds} rounds, providers interleaved; "
+        "events and graph are device time alone, eager is wall time"
     )
-
-
-def driver_version() -> str:
-    """Version of the NVIDIA driver, such as "580.65.06"; "unknown" where nothing says it."""
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-        return done.stdout.split()[0]
-    except (OSError, subprocess.SubprocessError, IndexError):
-        pass
-    try:
-        return Path("/proc/driver/nvidia/version").read_text().split("Module")[1].split()[0]
-    except (OSError, IndexError):
-        return "unknown"

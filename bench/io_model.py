@@ -131,6 +131,45 @@ def single_pass_stages(levels_per_launch: Sequence[int], band_ratio: int = 1) ->
     return stages
 
 
+def backward_stages(levels_per_launch: Sequence[int], band_ratio: int = 1) -> list[Stage]:
+    """What the backward pass of ``csrc/cuda`` moves, beside partial sums of the weight gradients.
+
+    The input gradient is the operator on grad_output, see `single_pass_stages`; the weight
+    gradients read grad_output and x once in every launch, and their low-pass bands as well.
+    """
+    stages = [
+        Stage(f"input gradient, {stage.name}", stage.level, stage.traffic)
+        for stage in single_pass_stages(levels_per_launch, band_ratio)
+    ]
+    done = 0
+    for launch, levels in enumerate(levels_per_launch):
+        size = Fraction(1) if launch == 0 else Fraction(band_ratio, 4**done)
+        stages.append(Stage("weight gradients", done, 2 * size))
+        if launch + 1 < len(levels_per_launch):
+            deeper = Fraction(band_ratio, 4 ** (done + levels))
+            stages.append(Stage("weight gradients, low-pass", done, 2 * (size + deeper)))
+        done += levels
+    return stages
+
+
+def forms(levels: int, band_ratio: int = 1, first: int = 2) -> dict[str, list[Stage]]:
+    """The forms to compare, by name; ``first`` levels of a large plane are in its first launch."""
+    return {
+        "reference": reference_stages(levels),
+        "paper's fused form": fused_stages(levels),
+        "csrc/cuda, plane on chip": single_pass_stages((levels,), band_ratio),
+        "csrc/cuda, large plane": single_pass_stages(split_levels(levels, first), band_ratio),
+    }
+
+
+def backward_forms(levels: int, band_ratio: int = 1, first: int = 2) -> dict[str, list[Stage]]:
+    """The same of the backward pass, of ours only."""
+    return {
+        "csrc/cuda, plane on chip": backward_stages((levels,), band_ratio),
+        "csrc/cuda, large plane": backward_stages(split_levels(levels, first), band_ratio),
+    }
+
+
 def total(stages: Iterable[Stage]) -> Fraction:
     """Sum of the traffic, in units of N."""
     return sum((stage.traffic for stage in stages), Fraction(0))

@@ -14,16 +14,8 @@ LEVELS = range(1, 6)
 def print_model(console: Console, kernel_size: int = 5, element_bytes: int = 4) -> None:
     """Print traffic by stage, its totals, and the roofline of each form on each machine."""
     band_ratio = max(1, 4 // element_bytes)
-    forms = {
-        "reference": {L: io_model.reference_stages(L) for L in LEVELS},
-        "paper's fused form": {L: io_model.fused_stages(L) for L in LEVELS},
-        "csrc/cuda, plane on chip": {
-            L: io_model.single_pass_stages((L,), band_ratio) for L in LEVELS
-        },
-        "csrc/cuda, large plane": {
-            L: io_model.single_pass_stages(io_model.split_levels(L, 2), band_ratio) for L in LEVELS
-        },
-    }
+    by_levels = {L: io_model.forms(L, band_ratio) for L in LEVELS}
+    forms = {name: {L: by_levels[L][name] for L in LEVELS} for name in by_levels[LEVELS[0]]}
     console.print(_stages(forms))
     console.print(_totals(forms, kernel_size, element_bytes))
     console.print(_roofline(forms, kernel_size, element_bytes))

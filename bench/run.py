@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import csv
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -16,13 +15,12 @@ from torch import Tensor
 
 from bench.providers import DEPTHWISE, OURS, REFERENCE, Provider, build_providers
 from bench.shapes import Shape
-from bench.timing import forward_call, geometric_mean, training_call
+from bench.timing import MODES, forward_call, geometric_mean, training_call
 from wtconv_ops import _library
 from wtconv_ops.demo.timing import interleaved_times, processor_name
 
 OUTPUT_ERROR = 1e-6  # relative error that a float32 output may have against fp64
 GRADIENT_ERROR = 5e-6  # and a float32 gradient
-MODES = ("forward", "training")
 LAYOUTS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
@@ -186,19 +184,6 @@ def speed_ups(measurements: Iterable[Measurement], mode: str, over: str, layout:
     ours = {m.shape: m.median_ms for m in chosen if m.provider == OURS}
     other = {m.shape: m.median_ms for m in chosen if m.provider == over}
     return geometric_mean(other[shape] / ours[shape] for shape in ours)
-
-
-def write_csv(measurements: Sequence[Measurement], path: Path) -> None:
-    """Write one line for each measurement, columns as in `Measurement`."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Measurement)])
-        writer.writeheader()
-        for measurement in measurements:
-            row = asdict(measurement)
-            for name, value in row.items():
-                if isinstance(value, float):
-                    row[name] = f"{value:.6g}"
-            writer.writerow(row)
 
 
 def print_tables(measurements: Sequence[Measurement], console: Console) -> None:

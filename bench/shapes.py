@@ -6,6 +6,36 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Size:
+    """One input [batch, channels, height, width]."""
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.channels}x{self.height}x{self.width}"
+
+    @classmethod
+    def parse(cls, text: str) -> Size:
+        """Read ``8x32x128x128``.
+
+        Raises:
+            ValueError: not four positive numbers.
+        """
+        parts = text.lower().split("x")
+        if len(parts) != 4 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+            raise ValueError(f"a shape must be BxCxHxW, such as 8x64x256x256, got {text!r}")
+        return cls(*map(int, parts))
+
+    @property
+    def elements(self) -> int:
+        """N of the paper: elements of the input."""
+        return self.batch * self.channels * self.height * self.width
+
+
+@dataclass(frozen=True)
 class Shape:
     """One input [batch, channels, side, side] and the number of Haar levels for it."""
 

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+#: What is timed of a layer.
+MODES = ("forward", "training")
+
 
 def forward_call(layer: nn.Module, image: Tensor) -> Callable[[], Tensor]:
     """Inference: one forward pass without gradients."""

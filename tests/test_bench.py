@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import io
+import math
 from dataclasses import fields
 from pathlib import Path
 
@@ -11,28 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from bench.__main__ import main
-from bench.cuda_check import NumbersDifferError as GpuNumbersDifferError
-from bench.cuda_check import check, exact_results
-from bench.cuda_providers import (
-    LAYOUTS,
-    UPSTREAM,
-    build_candidates,
-    copy_parameters,
-    load_upstream_fused,
-    ordered_parameters,
-)
-from bench.cuda_report import csv_sink, print_means, print_tables, speed_up
-from bench.cuda_run import DTYPES, CudaSettings, Row
-from bench.cuda_run import run as run_on_gpu
-from bench.cuda_timing import Call, copy_speed, tf32, with_tf32
 from bench.providers import DEPTHWISE, OURS, REFERENCE, build_providers
 from bench.run import Measurement, NumbersDifferError, check_numbers, speed_ups
-from bench.shapes import QUICK_SHAPES, QUICK_SWEEPS, SHAPES, SWEEPS, Group
+from bench.shapes import QUICK_SHAPES, SHAPES, Size
 from bench.timing import geometric_mean, training_call
-from wtconv_ops.functional import wtconv2d
 
 positive = st.floats(min_value=1e-3, max_value=1e3)
 
@@ -141,215 +125,40 @@ def test_missing_checkout_is_one_sentence(
     assert capsys.readouterr().err.strip().endswith("wtconv/__init__.py not found")
 
 
-class CountingTimer:
-    """Runs the call and says 1 ms for the first sample, 2 ms for the next, and so on."""
-
-    def __init__(self) -> None:
-        self.samples = 0
-        self.captured = 0
-
-    def sample(self, call: Call) -> float:
-        call()
-        self.samples += 1
-        return float(self.samples)
-
-    def capture(self, call: Call) -> Call:
-        self.captured += 1
-        return call
+@given(st.tuples(*[st.integers(1, 9999)] * 4))
+@settings(max_examples=20, deadline=None)
+def test_size_reads_what_it_prints(sides: tuple[int, int, int, int]) -> None:
+    size = Size(*sides)
+    assert Size.parse(str(size)) == size
+    assert size.elements == math.prod(sides)
 
 
-class FusedLayer(torch.nn.Module):
-    """Stands for upstream's fused layer: its parameter names, our numbers."""
-
-    def __init__(self, channels: int, _: int, kernel_size: int, wt_levels: int) -> None:
-        super().__init__()
-        shapes = [(4 * channels, 1, kernel_size, kernel_size)] * wt_levels
-        self.base_weight = torch.nn.Parameter(torch.empty(channels, 1, kernel_size, kernel_size))
-        self.base_bias = torch.nn.Parameter(torch.empty(channels))
-        self.base_scale = torch.nn.Parameter(torch.empty(1, channels, 1, 1))
-        self.wt_weights = torch.nn.ParameterList(torch.empty(shape) for shape in shapes)
-        self.wt_scales = torch.nn.ParameterList(
-            torch.empty(1, 4 * channels, 1, 1) for _ in range(wt_levels)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        base_weight, base_bias, base_scale, *levels = ordered_parameters(self)
-        half = len(levels) // 2
-        return wtconv2d(x, base_weight, base_bias, base_scale, levels[:half], levels[half:])
+@pytest.mark.parametrize("text", ["", "8x3x4", "8x3x4x0", "8x3x4x-1", "8x3x4x5x6", "axbxcxd"])
+def test_size_refuses_what_is_not_four_positive_numbers(text: str) -> None:
+    with pytest.raises(ValueError, match="a shape must be BxCxHxW"):
+        Size.parse(text)
 
 
-GROUPS = tuple(group for sweep in QUICK_SWEEPS.values() for group in sweep)
+def test_help_states_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, shown in {
+        "run": ["(default: 11)", "(default: float32)", "(default: paper stages)"],
+        "traffic": ["(default: 8x64x256x256)", "(default: 5)"],
+        "host": ["(default: 1 3 5)", "(default: 101)"],
+    }.items():
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        printed = " ".join(capsys.readouterr().out.split())
+        for default in shown:
+            assert default in printed, (command, default)
 
 
-@pytest.fixture(scope="module")
-def gpu_rows() -> list[Row]:
-    """The GPU run on the CPU, with a clock that counts."""
-    settings = CudaSettings(
-        groups=GROUPS, dtypes=tuple(DTYPES), layouts=tuple(LAYOUTS), device="cpu", rounds=2,
-        upstream=FusedLayer,
-    )  # fmt: skip
-    problems: list[str] = []
-    progress: list[str] = []
-    measured = run_on_gpu(settings, CountingTimer(), 100.0, problems.append, progress.append)
-    rows = [row for rows in measured for row in rows]
-    assert problems == []
-    assert len(progress) == len(GROUPS) * len(DTYPES)
-    return rows
-
-
-def test_gpu_run_times_every_provider_in_every_mode(gpu_rows: list[Row]) -> None:
-    keys = {(r.shape, r.levels, r.dtype, r.layout, r.mode, r.provider, r.method) for r in gpu_rows}
-    assert len(keys) == len(gpu_rows)
-    convolutions = 2 * len(LAYOUTS)
-    inputs = sum(len(group.levels) for group in GROUPS) * len(LAYOUTS)
-    graphs = len(QUICK_SWEEPS["stages"]) * (convolutions + 2 * len(LAYOUTS))
-    each = (len(GROUPS) * convolutions + 3 * inputs + graphs) * len(DTYPES)
-    assert len(keys) == 2 * (each + inputs)  # and the reference under TF32, in float32
-
-
-def test_gpu_rows_state_the_bytes_model_and_the_share_of_the_copy_speed(
-    gpu_rows: list[Row],
-) -> None:
-    elements = {group.label: group.elements for group in GROUPS}
-    for row in gpu_rows:
-        passes = {"forward": 2, "training": 5}[row.mode]
-        moved = passes * elements[row.shape] * DTYPES[row.dtype].itemsize
-        assert row.gb_per_s == pytest.approx(moved / (row.ms * 1e-3) / 1e9)
-        assert row.copy_percent == pytest.approx(row.gb_per_s)  # of 100 GB/s
-        assert (row.error is None) == (row.levels is None)
-
-
-def test_gpu_run_replays_graphs_on_the_stages_only(gpu_rows: list[Row]) -> None:
-    graphs = [row for row in gpu_rows if row.method == "graph"]
-    assert {row.sweep for row in graphs} == {"stages"}
-    assert {row.provider for row in graphs} == {OURS, UPSTREAM, DEPTHWISE, "depthwise 5x5"}
-
-
-def test_gpu_csv_and_tables_hold_every_row(gpu_rows: list[Row], tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    with csv_sink(path, "card") as sink:
-        sink(gpu_rows)
-    lines = path.read_text().splitlines()
-    assert lines[0] == "# card"
-    read = list(csv.DictReader(lines[1:]))
-    assert len(read) == len(gpu_rows)
-    for text, row in zip(read, gpu_rows, strict=True):
-        assert float(text["ms"]) == pytest.approx(row.ms, rel=1e-3)
-        assert text["levels"] == str(row.levels or "")
-    printed = io.StringIO()
-    console = Console(file=printed, width=300)
-    print_tables(gpu_rows, console)
-    print_means(gpu_rows, 5, console)
-    for group in GROUPS:
-        assert f"{group.label} L{group.levels[0]}" in printed.getvalue()
-    assert "stages float16 NHWC training graph" in printed.getvalue()
-
-
-def test_gpu_speed_up_takes_the_faster_layout_shape_by_shape() -> None:
-    def row(provider: str, layout: str, shape: str, ms: float, levels: int | None) -> Row:
-        return Row(
-            sweep="paper", shape=shape, levels=levels, dtype="float32", layout=layout,
-            mode="forward", provider=provider, method="events", ms=ms, gb_per_s=1.0,
-            copy_percent=1.0, error=None,
-        )  # fmt: skip
-
-    ours = [row(OURS, "nchw", "a", 1.0, 1), row(OURS, "nchw", "b", 1.0, 1)]
-    others = [
-        row(DEPTHWISE, "nchw", "a", 2.0, None),
-        row(DEPTHWISE, "nchw", "b", 32.0, None),
-        row(DEPTHWISE, "channels_last", "a", 4.0, None),
-        row(DEPTHWISE, "channels_last", "b", 8.0, None),
-    ]
-    assert speed_up(ours, ours + others, DEPTHWISE, "same") == pytest.approx(8.0)
-    assert speed_up(ours, ours + others, DEPTHWISE, "faster") == pytest.approx(4.0)
-    assert speed_up(ours, ours + others, REFERENCE, "same") is None
-
-
-def test_gpu_provider_with_wrong_numbers_is_named_and_not_timed() -> None:
-    class Wrong(FusedLayer):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return 1.001 * super().forward(x)
-
-    settings = CudaSettings(groups=GROUPS[:1], device="cpu", rounds=1, upstream=Wrong)
-    problems: list[str] = []
-    (rows,) = run_on_gpu(settings, CountingTimer(), 1.0, problems.append, lambda _: None)
-    assert len(problems) == len(GROUPS[0].levels)
-    assert (
-        "upstream on 2x4x13x13 float32 L1 nchw: output has relative error 1.00e-03" in problems[0]
-    )
-    assert UPSTREAM not in {row.provider for row in rows}
-    assert OURS in {row.provider for row in rows}
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-def test_gpu_check_sees_a_wrong_gradient_of_any_parameter(batch: int) -> None:
-    group = Group("paper", batch, 4, 9, (2,))
-    candidates = build_candidates(group, 3, torch.device("cpu"), torch.float32, ("nchw",))
-    layers = {c.name: c.layer for c in candidates}
-    generator = torch.Generator().manual_seed(3)
-    image, grad_output = torch.randn(2, batch, 4, 9, 9, generator=generator)
-    exact = exact_results(layers[REFERENCE], image, grad_output)
-    assert 0 < check("ours", layers[OURS], image, exact) < 1e-6
-    for index, parameter in enumerate(ordered_parameters(layers[OURS])):
-        handle = parameter.register_hook(lambda grad: 1.01 * grad)
-        with pytest.raises(GpuNumbersDifferError, match=f"gradient {index} has relative error"):
-            check("ours", layers[OURS], image, exact)
-        handle.remove()
-
-
-def test_parameters_are_copied_whatever_they_are_called() -> None:
-    group = Group("paper", 1, 4, 9, (2,))
-    candidates = build_candidates(
-        group, 3, torch.device("cpu"), torch.float32, ("nchw",), upstream=FusedLayer
-    )
-    layers = {c.name: c.layer for c in candidates}
-    x = torch.randn(1, 4, 9, 9)
-    torch.testing.assert_close(layers[UPSTREAM](x), layers[OURS](x))
-    copy = FusedLayer(4, 4, kernel_size=3, wt_levels=2)
-    copy_parameters(layers[UPSTREAM], copy)
-    torch.testing.assert_close(copy(x), layers[OURS](x))
-
-
-def test_sweeps_are_the_papers_and_the_stages_at_batch_64() -> None:
-    paper = {(g.batch, g.channels, g.side) for g in SWEEPS["paper"]}
-    assert paper == {(8, c, s) for c in (32, 64, 128) for s in (128, 256, 512)}
-    assert {g.levels for g in SWEEPS["paper"]} == {(1, 3, 5)}
-    stages = [(g.label, g.levels) for g in SWEEPS["stages"]]
-    assert stages == [
-        ("64x96x56x56", (5,)),
-        ("64x192x28x28", (4,)),
-        ("64x384x14x14", (3,)),
-        ("64x768x7x7", (2,)),
-    ]
-
-
-def test_copy_speed_counts_bytes_read_and_written() -> None:
-    # 11 samples of 1 to 11 ms: a median of 6 ms.
-    speed = copy_speed(CountingTimer(), torch.device("cpu"), elements=1000)
-    assert speed == pytest.approx(2 * 4 * 1000 / 6e-3 / 1e9)
-
-
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("allowed", [True, False])
-def test_tf32_is_set_within_and_restored_after(
-    before: bool, allowed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", before)
-    with tf32(allowed):
-        assert torch.backends.cudnn.allow_tf32 is allowed
-        assert with_tf32(lambda: torch.backends.cudnn.allow_tf32)() is True
-        assert torch.backends.cudnn.allow_tf32 is allowed
-    assert torch.backends.cudnn.allow_tf32 is before
-
-
-def test_missing_fused_checkout_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"wtconv_cuda\.py not found"):
-        load_upstream_fused(tmp_path)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--device", "cuda"]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err == "bench: --device cuda needs an NVIDIA GPU, torch sees none\n"
+def test_options_that_make_no_sense_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    for line, sentence in {
+        "run --rounds 0": "--rounds: must be a whole number >= 1, got '0'",
+        "traffic --shape 8x64": "--shape: a shape must be BxCxHxW, such as 8x64x256x256, got",
+        "traffic --levels 0": "--levels: must be a whole number >= 1, got '0'",
+    }.items():
+        with pytest.raises(SystemExit) as stopped:
+            main(line.split())
+        assert stopped.value.code == 2
+        assert sentence in capsys.readouterr().err

@@ -1,0 +1,108 @@
+"""Command line of ``python -m bench``: every option with its default in the help."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.cuda_run import DTYPES
+from bench.cuda_timing import METHODS
+from bench.run import LAYOUTS
+from bench.shapes import SWEEPS, Size
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line; stops with a usage message where it makes no sense."""
+    parser = argparse.ArgumentParser(prog="python -m bench")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("model", help="memory traffic, arithmetic and roofline, counted by hand")
+    _add_run(commands.add_parser("run", help="check against fp64, then time all providers"))
+    _add_traffic(
+        commands.add_parser("traffic", help="measure device memory traffic with Nsight Compute")
+    )
+    _add_host(commands.add_parser("host", help="time a call takes on a tiny input"))
+    return parser.parse_args(arguments)
+
+
+def layouts(options: argparse.Namespace) -> tuple[str, ...]:
+    """The layouts that ``--layout`` names."""
+    return tuple(LAYOUTS) if options.layout == "both" else (options.layout,)
+
+
+def _add(group: Any, flag: str, text: str, default: Any = None, **settings: Any) -> None:
+    """Add an option whose help ends with its default."""
+    if default is not None:
+        shown = default if isinstance(default, (list, tuple)) else [default]
+        text = f"{text} (default: {' '.join(map(str, shown))})"
+    group.add_argument(flag, help=text, default=default, **settings)
+
+
+def _add_layout(command: Any) -> None:
+    _add(command, "--layout", "memory layout", "nchw", choices=(*LAYOUTS, "both"))
+
+
+def _add_dtype(command: Any) -> None:
+    _add(command, "--dtype", "one or more dtypes", ["float32"], nargs="+", choices=tuple(DTYPES))
+
+
+def _add_csv(command: Any) -> None:
+    _add(command, "--csv", "write every measurement to this file", type=Path, metavar="PATH")
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
+    _add(command, "--device", "where to run", "cpu", choices=("cpu", "cuda"))
+    _add_layout(command)
+    _add(command, "--rounds", "samples of each provider", 11, type=_positive, metavar="N")
+    _add_csv(command)
+    _add(command, "--upstream", "checkout of BGU-CS-VIL/WTConv to add", type=Path, metavar="PATH")
+    command.add_argument("--quick", action="store_true", help="tiny shapes, to test the benchmark")
+    cpu = command.add_argument_group("with --device cpu")
+    _add(cpu, "--threads", "intra-op threads", 2, type=_positive, metavar="N")
+    cuda = command.add_argument_group("with --device cuda")
+    _add_dtype(cuda)
+    _add(cuda, "--sweep", "one or more sweeps", list(SWEEPS), nargs="+", choices=tuple(SWEEPS))
+    _add(
+        cuda,
+        "--method",
+        "device time of a call (events) or of its captured replay (graph), wall time (eager); "
+        "one or more (default: events, for the stages also graph)",
+        nargs="+",
+        choices=METHODS,
+    )
+    cuda.add_argument("--compiled", action="store_true", help="add the compiled reference; slow")
+
+
+def _add_traffic(command: argparse.ArgumentParser) -> None:
+    sizes = [Size(8, 64, 256, 256)]
+    _add(command, "--shape", "one or more BxCxHxW", sizes, nargs="+", type=_size, metavar="SHAPE")
+    _add(command, "--levels", "one or more numbers of levels", [5], nargs="+", type=_positive)
+    _add_dtype(command)
+    _add_layout(command)
+    _add_csv(command)
+
+
+def _add_host(command: argparse.ArgumentParser) -> None:
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    _add(command, "--device", "one or both", devices, nargs="+", choices=("cpu", "cuda"))
+    _add(command, "--levels", "one or more numbers of levels", [1, 3, 5], nargs="+", type=_positive)
+    _add_dtype(command)
+    _add(command, "--rounds", "samples of each call", 101, type=_positive, metavar="N")
+    _add(command, "--threads", "intra-op threads", 2, type=_positive, metavar="N")
+    _add_csv(command)
+
+
+def _size(text: str) -> Size:
+    try:
+        return Size.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
+    return int(text)

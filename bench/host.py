@@ -1,0 +1,198 @@
+"""``python -m bench host``: time that a call takes on an input too small to matter.
+
+On a GPU that is the host's time: the wall time until the call returns, which does not wait for the
+device. On the CPU it is the whole call, arithmetic on 1,568 pixels included. Beside it stands an
+`torch.autograd.Function` that computes nothing on the same leaves: it allocates an output and
+hands out gradients that are there already. The difference is what the operator adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from timeit import timeit
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from bench.cuda_check import check, exact_results
+from bench.cuda_run import DTYPES
+from bench.cuda_timing import Call
+from bench.timing import forward_call, training_call
+from wtconv_ops import WTConv2d
+from wtconv_ops.demo.network import randomise
+from wtconv_ops.demo.reference_layer import ReferenceWTConv2d
+from wtconv_ops.demo.timing import processor_name
+
+SIZE = (1, 32, 7, 7)
+CALLS_PER_SAMPLE = 20  # few enough for the launch queue of a GPU
+FORWARD, TRAINING, EMPTY = "forward, no gradients", "forward + backward", "empty Function"
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """What to time."""
+
+    devices: tuple[str, ...]
+    levels: tuple[int, ...] = (1, 3, 5)
+    dtypes: tuple[str, ...] = ("float32",)
+    kernel_size: int = 5
+    rounds: int = 101
+    threads: int = 2
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """One call; the columns of the CSV file."""
+
+    device: str
+    machine: str
+    torch: str
+    threads: int
+    shape: str
+    kernel_size: int
+    levels: int
+    dtype: str
+    call: str
+    median_ms: float
+    fastest_ms: float
+    rounds: int
+
+
+class _Empty(torch.autograd.Function):
+    """Takes the tensors of a layer, computes nothing, returns ready gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, gradients: Sequence[Tensor], input: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        ctx.gradients = gradients
+        return torch.empty_like(input)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+        return (None, *ctx.gradients)
+
+
+def empty_call(layer: nn.Module, image: Tensor, grad_output: Tensor) -> Call:
+    """Forward and backward of a Function that does nothing, on the leaves of ``layer``."""
+    leaves = [image.detach().requires_grad_(), *layer.parameters()]
+    gradients = tuple(torch.zeros_like(leaf) for leaf in leaves)
+    return lambda: torch.autograd.grad(_Empty.apply(gradients, *leaves), leaves, grad_output)
+
+
+def run(settings: HostSettings, progress: Callable[[str], None]) -> list[HostRow]:
+    """Check the layer against fp64, then time the calls of one device and dtype in turn.
+
+    Raises:
+        bench.cuda_check.NumbersDifferError: the layer is too far from fp64.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(settings.threads)
+    try:
+        rows: list[HostRow] = []
+        for device in settings.devices:
+            for dtype in settings.dtypes:
+                progress(f"{device} {dtype}")
+                rows += _measure(settings, torch.device(device), dtype)
+        return rows
+    finally:
+        torch.set_num_threads(before)
+
+
+def _measure(settings: HostSettings, device: torch.device, dtype: str) -> list[HostRow]:
+    calls: dict[tuple[int, str], Call] = {}
+    for levels in settings.levels:
+        for name, call in _calls(settings.kernel_size, levels, device, DTYPES[dtype]).items():
+            calls[levels, name] = call
+    samples = _samples(calls, settings.rounds, device)
+    cuda = device.type == "cuda"
+    return [
+        HostRow(
+            device=device.type,
+            machine=torch.cuda.get_device_name(device) if cuda else processor_name(),
+            torch=torch.__version__,
+            threads=settings.threads,
+            shape="x".join(map(str, SIZE)),
+            kernel_size=settings.kernel_size,
+            levels=levels,
+            dtype=dtype,
+            call=name,
+            median_ms=median(values),
+            fastest_ms=min(values),
+            rounds=settings.rounds,
+        )
+        for (levels, name), values in samples.items()
+    ]
+
+
+def _calls(
+    kernel_size: int, levels: int, device: torch.device, dtype: torch.dtype
+) -> dict[str, Call]:
+    """What is timed at one number of levels."""
+    channels = SIZE[1]
+    reference = ReferenceWTConv2d(channels, channels, kernel_size, wt_levels=levels)
+    randomise(reference, seed=levels)
+    layer = WTConv2d(channels, channels, kernel_size, wt_levels=levels)
+    layer.load_state_dict(reference.state_dict())
+    reference.to(device, dtype)
+    layer.to(device, dtype)
+    generator = torch.Generator().manual_seed(1)
+    image, grad_output = (
+        torch.randn(SIZE, generator=generator).to(device, dtype) for _ in range(2)
+    )
+    exact = exact_results(reference, image, grad_output)
+    check(f"wtconv_ops on {device} {dtype} L{levels}", layer, image, exact)
+    return {
+        FORWARD: forward_call(layer, image),
+        TRAINING: training_call(layer, image, grad_output),
+        EMPTY: empty_call(layer, image, grad_output),
+    }
+
+
+def _samples(
+    calls: dict[tuple[int, str], Call], rounds: int, device: torch.device
+) -> dict[tuple[int, str], list[float]]:
+    """Ms per call, one value for each round; the device is idle before each sample."""
+    for call in calls.values():
+        for _ in range(CALLS_PER_SAMPLE):
+            call()
+    samples: dict[tuple[int, str], list[float]] = {key: [] for key in calls}
+    for _ in range(rounds):
+        for key, call in calls.items():
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds = timeit(call, number=CALLS_PER_SAMPLE)
+            samples[key].append(seconds * 1e3 / CALLS_PER_SAMPLE)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return samples
+
+
+def print_host(rows: Sequence[HostRow], console: Console) -> None:
+    """Print one line for each device, dtype and number of levels."""
+    first = rows[0]
+    console.print(
+        f"{', '.join(dict.fromkeys(r.machine for r in rows))}; torch {first.torch}, "
+        f"{first.threads} threads; {first.shape}, k = {first.kernel_size}; median ms of "
+        f"{first.rounds} rounds of {CALLS_PER_SAMPLE} calls, interleaved",
+        highlight=False,
+    )
+    table = Table(title="time until a call returns, ms")
+    table.add_column("device")
+    table.add_column("dtype")
+    for name in ("levels", FORWARD, TRAINING, EMPTY, f"{TRAINING} less {EMPTY}"):
+        table.add_column(name, justify="right")
+    for device, dtype, levels in dict.fromkeys((r.device, r.dtype, r.levels) for r in rows):
+        times = {
+            r.call: r.median_ms
+            for r in rows
+            if (r.device, r.dtype, r.levels) == (device, dtype, levels)
+        }
+        values = [*times.values(), times[TRAINING] - times[EMPTY]]
+        table.add_row(device, dtype, str(levels), *(f"{value:.4f}" for value in values))
+    console.print(table)
