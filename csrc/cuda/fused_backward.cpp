@@ -9,74 +9,140 @@ namespace wtconv::cuda {
 namespace {
 
 // The weight gradients of levels first_level .. (and the base path where that is 0).
-void run_weight_grad(const Call& call, const Plane& grad_output, const Plane& input,
-                     int first_level, const Wanted& wanted, const Gradients& out) {
-  const Device& properties = device_properties(call.device);
-  const GradShapes shapes =
-      choose_grad_tile(call.problem(grad_output, first_level, true), properties);
-  check_shared_memory(shapes.shared_bytes, properties, call.params.base_weight.size(2));
-  GradLaunch launch{};
-  launch.tile = call.describe(grad_output, first_level, shapes.grad_output, false);
-  const LoadPath input_path = choose_load_path(launch.tile, input.view, input.dtype);
-  if (input_path != launch.tile.load_path || grad_output.channels_last != input.channels_last) {
-    launch.tile.load_path = LoadPath::kScalar;
-  }
-  launch.tile.batch_per_block = share_of_batch(launch.tile, properties.multiprocessors);
-  launch.input_shape = shapes.input;
-  launch.input = input.view;
-  launch.threads = shapes.threads;
-  launch.shared_bytes = shapes.shared_bytes;
-  const int levels = shapes.grad_output.levels,
-            taps = int(call.params.base_weight.size(2) * call.params.base_weight.size(3));
-  launch.bias_wanted =
-      first_level == 0 && (wanted.base_bias || (wanted.base_scale && call.params.base_bias));
-  bool any = launch.bias_wanted;
-  for (int l = 0; l <= levels; ++l) {
-    const bool want = l == 0 ? first_level == 0 && wanted.level[0] : wanted.level[first_level + l];
-    launch.level_wanted[l] = want;
-    if (want) launch.deepest = l;
-    any |= want;
-  }
-  if (any) {
-    const TileLaunch& t = launch.tile;
-    launch.num_partials =
-        int64_t(t.tiles_x) * t.tiles_y * ((t.batch + t.batch_per_block - 1) / t.batch_per_block);
-    const int64_t sums = (1 + 4 * levels) * taps + 1;
-    const bool in_double = accumulates_in_double(grad_output.dtype);
-    const Tensor partials = torch::stable::new_empty(
-        call.like, {call.channels, launch.num_partials, sums},
-        in_double ? torch::headeronly::ScalarType::Double : torch::headeronly::ScalarType::Float);
-    launch.partials = partials.mutable_data_ptr();
-    check_launch(launch_weight_grad(launch, grad_output.dtype, call.stream));
-    FinishLaunch finish{};
-    finish.params = launch.tile.params;
-    finish.channels = call.channels;
-    finish.kernel_size = int(call.params.base_weight.size(2));
-    finish.levels = levels;
-    finish.num_partials = launch.num_partials;
-    finish.partials = launch.partials;
-    for (int l = first_level == 0 ? 0 : 1; l <= levels; ++l) {
-      finish.gradients[l] = {out.weight(first_level + l, wanted),
-                             out.scale(first_level + l, wanted)};
+class WeightGradient {
+ public:
+  WeightGradient(const Call& call, const Wanted& wanted, const Gradients& out)
+      : call_(call),
+        wanted_(wanted),
+        out_(out),
+        kernel_size_(int(call.params.base_weight.size(2))) {}
+
+  void run(const Plane& grad_output, const Plane& input, int first_level) const {
+    if (!wants_beyond(first_level)) return;
+    const Problem problem = call_.problem(grad_output, first_level, true);
+    if (choose_patch_grad(problem) && !input.channels_last) {
+      run_patches(grad_output, input, first_level);
+    } else {
+      run_tiles(grad_output, input, first_level, problem);
     }
-    finish.grad_bias = first_level == 0 ? out.bias(wanted) : nullptr;
-    check_launch(launch_finish(finish, grad_output.dtype, call.stream));
   }
-  bool deeper = false;
-  for (int l = first_level + levels + 1; l <= call.levels(); ++l) deeper |= wanted.level[l];
-  if (!deeper) return;
-  const auto low = [&](const Plane& plane) {
-    auto band = call.lowpass(plane, levels);
-    check_launch(launch_lowpass(
-        {plane.view, band.first.mutable_data_ptr(), call.batch, call.channels, plane.height,
-         plane.width, band.second.height, band.second.width, levels, plane.channels_last},
-        plane.dtype, call.stream));
-    return band;
-  };
-  const auto low_grad = low(grad_output);
-  const auto low_input = low(input);
-  run_weight_grad(call, low_grad.second, low_input.second, first_level + levels, wanted, out);
-}
+
+ private:
+  bool wants_level(int first_level, int level) const {
+    return level == 0 ? first_level == 0 && wanted_.level[0] : wanted_.level[first_level + level];
+  }
+  bool wants_bias(int first_level) const {
+    return first_level == 0 &&
+           (wanted_.base_bias || (wanted_.base_scale && call_.params.base_bias));
+  }
+  // Whether anything is wanted of the base path or of levels past first_level.
+  bool wants_beyond(int first_level) const {
+    bool any = wants_bias(first_level) || wants_level(first_level, 0);
+    for (int l = first_level + 1; l <= call_.levels(); ++l) any |= wanted_.level[l];
+    return any;
+  }
+
+  Tensor partials(int64_t count, int levels, DType dtype) const {
+    const auto scalar = accumulates_in_double(dtype) ? torch::headeronly::ScalarType::Double
+                                                     : torch::headeronly::ScalarType::Float;
+    const int64_t sums = (1 + 4 * levels) * kernel_size_ * kernel_size_ + 1;
+    return torch::stable::new_empty(call_.like, {call_.channels, count, sums}, scalar);
+  }
+
+  void finish(const Tensor& partials, int first_level, int levels, DType dtype) const {
+    FinishLaunch launch{};
+    launch.params = call_.parameters(first_level, levels, false);
+    launch.channels = call_.channels;
+    launch.kernel_size = kernel_size_;
+    launch.levels = levels;
+    launch.num_partials = partials.size(1);
+    launch.partials = partials.const_data_ptr();
+    for (int l = first_level == 0 ? 0 : 1; l <= levels; ++l) {
+      launch.gradients[l] = {out_.weight(first_level + l, wanted_),
+                             out_.scale(first_level + l, wanted_)};
+    }
+    launch.grad_bias = first_level == 0 ? out_.bias(wanted_) : nullptr;
+    check_launch(launch_finish(launch, dtype, call_.stream));
+  }
+
+  void run_patches(const Plane& grad_output, const Plane& input, int first_level) const {
+    PatchGradLaunch launch{};
+    launch.grad_output = grad_output.view;
+    launch.input = input.view;
+    launch.batch = int(call_.batch);
+    launch.channels = call_.channels;
+    launch.height = input.height, launch.width = input.width;
+    launch.kernel_size = kernel_size_;
+    launch.tiles_y = (input.height + kPatchTile - 1) / kPatchTile;
+    launch.tiles_x = (input.width + kPatchTile - 1) / kPatchTile;
+    const GradSplit split =
+        split_grad_tiles(call_.channels, call_.batch * launch.tiles_y * launch.tiles_x,
+                         device_properties(call_.device).multiprocessors);
+    launch.splits = split.splits, launch.parts = split.parts;
+    launch.base_wanted = wants_level(first_level, 0);
+    launch.level_wanted = wants_level(first_level, 1);
+    launch.bias_wanted = wants_bias(first_level);
+    launch.wide_grad = wide_access(grad_output);
+    launch.wide_input = wide_access(input);
+    const Tensor sums = partials(split.splits * split.parts, 1, input.dtype);
+    launch.partials = static_cast<float*>(sums.mutable_data_ptr());
+    std::pair<Tensor, Plane> low_grad, low_input;
+    const bool deeper = first_level + 1 < call_.levels() && wants_beyond(first_level + 1);
+    if (deeper) {
+      low_grad = call_.lowpass(grad_output, 1);
+      low_input = call_.lowpass(input, 1);
+      launch.low_grad = static_cast<float*>(low_grad.first.mutable_data_ptr());
+      launch.low_input = static_cast<float*>(low_input.first.mutable_data_ptr());
+    }
+    check_launch(launch_patch_weight_grad(launch, input.dtype, call_.stream));
+    finish(sums, first_level, 1, input.dtype);
+    if (deeper) run(low_grad.second, low_input.second, first_level + 1);
+  }
+
+  void run_tiles(const Plane& grad_output, const Plane& input, int first_level,
+                 const Problem& problem) const {
+    const Device& properties = device_properties(call_.device);
+    const GradShapes shapes = choose_grad_tile(problem, properties);
+    check_shared_memory(shapes.shared_bytes, properties, kernel_size_);
+    const int levels = shapes.grad_output.levels;
+    GradLaunch launch{};
+    TileLaunch& tile = launch.tile;
+    tile = call_.describe(grad_output, first_level, shapes.grad_output, false);
+    const LoadPath input_path = choose_load_path(tile, input.view, input.dtype);
+    if (input_path != tile.load_path || grad_output.channels_last != input.channels_last) {
+      tile.load_path = LoadPath::kScalar;
+    }
+    tile.batch_per_block = share_of_batch(tile, properties.multiprocessors);
+    launch.input_shape = shapes.input;
+    launch.input = input.view;
+    launch.threads = shapes.threads;
+    launch.shared_bytes = shapes.shared_bytes;
+    launch.bias_wanted = wants_bias(first_level);
+    bool any = launch.bias_wanted;
+    for (int l = 0; l <= levels; ++l) {
+      launch.level_wanted[l] = wants_level(first_level, l);
+      if (launch.level_wanted[l]) launch.deepest = l;
+      any |= launch.level_wanted[l];
+    }
+    if (any) {
+      launch.num_partials = int64_t(tile.tiles_x) * tile.tiles_y *
+                            ((tile.batch + tile.batch_per_block - 1) / tile.batch_per_block);
+      const Tensor sums = partials(launch.num_partials, levels, input.dtype);
+      launch.partials = sums.mutable_data_ptr();
+      check_launch(launch_weight_grad(launch, input.dtype, call_.stream));
+      finish(sums, first_level, levels, input.dtype);
+    }
+    if (first_level + levels == call_.levels() || !wants_beyond(first_level + levels)) return;
+    const auto low_grad = call_.form_lowpass(grad_output, levels);
+    const auto low_input = call_.form_lowpass(input, levels);
+    run(low_grad.second, low_input.second, first_level + levels);
+  }
+
+  const Call& call_;
+  const Wanted& wanted_;
+  const Gradients& out_;
+  const int kernel_size_;
+};
 
 Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Tensor& base_weight,
                        std::optional<Tensor> base_bias, const Tensor& base_scale,
@@ -99,7 +165,7 @@ Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Ten
       call.run_operator(grad, {output_view(out.input), dtype, height, width, in.channels_last}, 0,
                         true);
     }
-    if (wanted.any_sum) run_weight_grad(call, grad, in, 0, wanted, out);
+    if (wanted.any_sum) WeightGradient(call, wanted, out).run(grad, in, 0);
   }
   return out.tuple();
 }

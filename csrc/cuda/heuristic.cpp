@@ -160,6 +160,27 @@ int choose_patch_levels(const Problem& p) {
   return std::min(p.levels, kMaxPatchLevels);
 }
 
+bool choose_patch_grad(const Problem& p) {
+  return p.kernel_size <= 7 && choose_patch_levels(p) > 0;
+}
+
+// The fewest rounds of tiles, a round being what the multiprocessors hold at once, three blocks
+// each; a block costs about a tile more. A partial sum covers no more than 16 tiles: 512 products a
+// thread, which keeps the rounding of float32 sums below 1e-6.
+GradSplit split_grad_tiles(int channels, int64_t tiles, int multiprocessors) {
+  constexpr int kBlocks = 3, kMostTiles = 16, kMostSplits = 1024;
+  const int64_t slots = int64_t(kBlocks) * multiprocessors;
+  const auto cost = [&](int64_t splits) {
+    return (channels * splits + slots - 1) / slots * ((tiles + splits - 1) / splits + 1);
+  };
+  int64_t best = 1;
+  for (int64_t splits = 2; splits <= std::min<int64_t>(tiles, kMostSplits); ++splits) {
+    if (cost(splits) < cost(best)) best = splits;
+  }
+  const int64_t of_block = (tiles + best - 1) / best;
+  return {int(best), int((of_block + kMostTiles - 1) / kMostTiles)};
+}
+
 TileShape choose_tile(const Problem& p, const Device& device) {
   return search(p, device, 3, [&](const TileShape& s, int bytes) { return fits(s, p, bytes); });
 }

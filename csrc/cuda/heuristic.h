@@ -24,6 +24,14 @@ TileShape choose_tile(const Problem& problem, const Device& device);
 // Levels that the patch kernel runs in one launch; 0 where the tile kernel takes the problem.
 int choose_patch_levels(const Problem& problem);
 
+// How the tiles of a channel are split among blocks, and those of a block into partial sums.
+struct GradSplit {
+  int splits, parts;
+};
+// Whether the patch kernel takes the weight gradients of the base path and the first level.
+bool choose_patch_grad(const Problem& problem);
+GradSplit split_grad_tiles(int channels, int64_t tiles, int multiprocessors);
+
 // The shapes of one launch of the weight gradient: grad_output padded, the input not.
 struct GradShapes {
   TileShape grad_output, input;

@@ -156,15 +156,21 @@ int share_of_batch(const TileLaunch& launch, int multiprocessors) {
       std::clamp<int64_t>(blocks / (kBlocksPerMultiprocessor * multiprocessors), 1, launch.batch));
 }
 
+std::pair<Tensor, Plane> Call::form_lowpass(const Plane& input, int levels) const {
+  auto band = lowpass(input, levels);
+  check_launch(launch_lowpass(
+      {input.view, band.first.mutable_data_ptr(), batch, channels, input.height, input.width,
+       band.second.height, band.second.width, levels, input.channels_last},
+      input.dtype, stream));
+  return band;
+}
+
 std::pair<Tensor, Plane> Call::coarse_levels(const Plane& input, int first_level, int levels,
                                              bool adjoint) const {
-  const auto [band, plane] = lowpass(input, levels);
-  check_launch(launch_lowpass({input.view, band.mutable_data_ptr(), batch, channels, input.height,
-                               input.width, plane.height, plane.width, levels, input.channels_last},
-                              input.dtype, stream));
-  const auto [result, reconstruction] = lowpass(input, levels);
-  run_operator(plane, reconstruction, first_level + levels, adjoint);
-  return {result, reconstruction};
+  const auto band = form_lowpass(input, levels);
+  auto result = lowpass(input, levels);
+  run_operator(band.second, result.second, first_level + levels, adjoint);
+  return result;
 }
 
 void Call::run_patches(const Plane& input, const Plane& output, int first_level, int levels,

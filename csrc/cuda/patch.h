@@ -24,4 +24,16 @@ struct PatchLaunch {
   bool wide_input, wide_output;  // accesses of 16 bytes instead of an element
 };
 
+// Weight gradients of the base path and of the first level. A block takes `parts` of the
+// splits * parts pieces into which the tiles of a channel fall.
+struct PatchGradLaunch {
+  View grad_output, input;
+  float *low_grad, *low_input;  // low-pass bands [B, C, ceil(H / 2), ceil(W / 2)], or null
+  float* partials;              // [C][splits * parts][5 * taps + 1]
+  int batch, channels, height, width, kernel_size;
+  int tiles_y, tiles_x, splits, parts;
+  bool base_wanted, level_wanted, bias_wanted;
+  bool wide_grad, wide_input;
+};
+
 }  // namespace wtconv::cuda

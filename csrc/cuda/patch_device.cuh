@@ -243,7 +243,8 @@ struct TileRange {
 
 struct TileIndex {
   int channel, item, y, x;
-  __device__ __forceinline__ TileIndex(const PatchLaunch& p, int tile) {
+  template <class Launch>
+  __device__ __forceinline__ TileIndex(const Launch& p, int tile) {
     x = tile % p.tiles_x * kPatchTile;
     tile /= p.tiles_x;
     y = tile % p.tiles_y * kPatchTile;
