@@ -20,8 +20,9 @@ class WeightGradient {
   void run(const Plane& grad_output, const Plane& input, int first_level) const {
     if (!wants_beyond(first_level)) return;
     const Problem problem = call_.problem(grad_output, first_level, true);
-    if (choose_patch_grad(problem) && !input.channels_last) {
-      run_patches(grad_output, input, first_level);
+    const PatchChoice choice = choose_patch_grad(problem);
+    if (choice.levels > 0 && (choice.cells > 0 || !input.channels_last)) {
+      run_patches(grad_output, input, first_level, choice, problem);
     } else {
       run_tiles(grad_output, input, first_level, problem);
     }
@@ -65,7 +66,8 @@ class WeightGradient {
     check_launch(launch_finish(launch, dtype, call_.stream));
   }
 
-  void run_patches(const Plane& grad_output, const Plane& input, int first_level) const {
+  void run_patches(const Plane& grad_output, const Plane& input, int first_level,
+                   const PatchChoice& choice, const Problem& problem) const {
     PatchGradLaunch launch{};
     launch.grad_output = grad_output.view;
     launch.input = input.view;
@@ -75,15 +77,18 @@ class WeightGradient {
     launch.kernel_size = kernel_size_;
     launch.tiles_y = (input.height + kPatchTile - 1) / kPatchTile;
     launch.tiles_x = (input.width + kPatchTile - 1) / kPatchTile;
-    const GradSplit split =
-        split_grad_tiles(call_.channels, call_.batch * launch.tiles_y * launch.tiles_x,
-                         device_properties(call_.device).multiprocessors);
+    launch.cells = choice.cells;
+    launch.tiles = patch_tiles(problem, choice);
+    const GradSplit split = split_grad_tiles(call_.channels, launch.tiles,
+                                             device_properties(call_.device).multiprocessors);
     launch.splits = split.splits, launch.parts = split.parts;
     launch.base_wanted = wants_level(first_level, 0);
     launch.level_wanted = wants_level(first_level, 1);
     launch.bias_wanted = wants_bias(first_level);
-    launch.wide_grad = wide_access(grad_output);
-    launch.wide_input = wide_access(input);
+    launch.grad_bytes = access_bytes(grad_output);
+    launch.input_bytes = access_bytes(input);
+    launch.wide_grad = launch.grad_bytes == 16;
+    launch.wide_input = launch.input_bytes == 16;
     const Tensor sums = partials(split.splits * split.parts, 1, input.dtype);
     launch.partials = static_cast<float*>(sums.mutable_data_ptr());
     std::pair<Tensor, Plane> low_grad, low_input;

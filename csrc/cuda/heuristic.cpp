@@ -149,19 +149,42 @@ TileShape search(const Problem& p, const Device& device, int blocks, Accept acce
 
 }  // namespace
 
-int choose_patch_levels(const Problem& p) {
-  const bool unrolled = p.kernel_size % 2 == 1 && p.kernel_size >= 3 && p.kernel_size <= 9;
-  const bool large =
-      std::max(p.height, p.width) > kPatchTile && std::min(p.height, p.width) > kPatchTile / 2;
-  const int64_t planes = p.batch * p.channels;
-  const int64_t tiles = planes * (p.height / kPatchTile + 1) * (p.width / kPatchTile + 1);
-  if (p.accumulator_bytes != 4 || p.channels_last || !unrolled || !large || tiles > INT32_MAX)
-    return 0;
-  return std::min(p.levels, kMaxPatchLevels);
+int patch_tiles(const Problem& p, const PatchChoice& choice) {
+  if (choice.cells > 0) return int((p.batch - 1) / (choice.cells * choice.cells) + 1);
+  const auto count = [](int pixels) { return (pixels + kPatchTile - 1) / kPatchTile; };
+  return int(p.batch) * count(p.height) * count(p.width);
 }
 
-bool choose_patch_grad(const Problem& p) {
-  return p.kernel_size <= 7 && choose_patch_levels(p) > 0;
+PatchChoice choose_patch(const Problem& p) {
+  const bool unrolled = p.kernel_size % 2 == 1 && p.kernel_size >= 3 && p.kernel_size <= 9;
+  const int longest = std::max(p.height, p.width), shortest = std::min(p.height, p.width);
+  const int64_t pixels = p.batch * p.channels * p.height * p.width;
+  if (p.accumulator_bytes != 4 || !unrolled || pixels > INT32_MAX * int64_t(1024)) return {0, 0};
+  if (longest <= kPatchTile) {
+    int cells = 1;
+    while (cells < 8 && longest * cells * 2 <= kPatchTile) cells *= 2;
+    const int deepest = cells == 1 ? 6 : cells == 2 ? 5 : cells == 4 ? 4 : 3;
+    // Cells and planes that stay empty cost as much as full ones.
+    const int64_t computed =
+        p.channels * int64_t(patch_tiles(p, {1, cells})) * kPatchTile * kPatchTile;
+    if (p.levels <= deepest && p.kernel_size <= 7 && pixels * 4 >= computed)
+      return {p.levels, cells};
+    return {0, 0};
+  }
+  if (p.channels_last || shortest <= kPatchTile / 2) return {0, 0};
+  // Three levels on chip where they are all: the halo of the third costs more than a low-pass pass
+  // that also serves the levels past it (8x64x256x256 float32 on an H100: L=3 0.219 against 0.246
+  // ms, L=5 0.314 against 0.246).
+  if (p.levels == kMaxPatchLevels && p.kernel_size <= 5) return {kMaxPatchLevels, 0};
+  return {std::min(p.levels, kMaxPatchLevels - 1), 0};
+}
+
+PatchChoice choose_patch_grad(const Problem& p) {
+  if (p.kernel_size > 7) return {0, 0};
+  Problem one_level = p;
+  one_level.levels = 1;
+  const PatchChoice choice = choose_patch(one_level);
+  return {std::min(choice.levels, 1), choice.cells};
 }
 
 // The fewest rounds of tiles, a round being what the multiprocessors hold at once, three blocks

@@ -21,15 +21,21 @@ struct Device {
 // The shape of the launch that runs the finest `shape.levels` <= problem.levels levels.
 TileShape choose_tile(const Problem& problem, const Device& device);
 
-// Levels that the patch kernel runs in one launch; 0 where the tile kernel takes the problem.
-int choose_patch_levels(const Problem& problem);
+// A launch of the patch kernels.
+struct PatchChoice {
+  int levels;  // of this launch; 0 where the tile kernel takes the problem
+  int cells;   // planes of a tile on each side, all levels on chip; 0: tiles of a large plane
+};
+PatchChoice choose_patch(const Problem& problem);
+// Tiles of a channel.
+int patch_tiles(const Problem& problem, const PatchChoice& choice);
 
 // How the tiles of a channel are split among blocks, and those of a block into partial sums.
 struct GradSplit {
   int splits, parts;
 };
-// Whether the patch kernel takes the weight gradients of the base path and the first level.
-bool choose_patch_grad(const Problem& problem);
+// The base path and the first level, or the tile kernel.
+PatchChoice choose_patch_grad(const Problem& problem);
 GradSplit split_grad_tiles(int channels, int64_t tiles, int multiprocessors);
 
 // The shapes of one launch of the weight gradient: grad_output padded, the input not.

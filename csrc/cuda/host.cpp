@@ -67,13 +67,16 @@ LoadPath choose_load_path(const TileLaunch& p, const View& v, DType dtype) {
                                                                     : LoadPath::kScalar;
 }
 
-// Whether rows of 16-byte pieces tile a plane, each aligned.
-bool wide_access(const Plane& plane) {
+int access_bytes(const Plane& plane) {
   const View& v = plane.view;
-  const int bytes = plane.dtype == DType::kFloat64 ? 8 : plane.dtype == DType::kFloat32 ? 4 : 2;
-  const auto aligned = [&](int64_t elements) { return elements * bytes % 16 == 0; };
-  return v.stride_x == 1 && reinterpret_cast<uintptr_t>(v.data) % 16 == 0 && aligned(v.stride_b) &&
-         aligned(v.stride_c) && aligned(v.stride_y) && aligned(plane.width);
+  const int element = plane.dtype == DType::kFloat64 ? 8 : plane.dtype == DType::kFloat32 ? 4 : 2;
+  if (v.stride_x != 1) return element;
+  const int64_t address = int64_t(reinterpret_cast<uintptr_t>(v.data));
+  int bytes = 16;
+  for (const int64_t elements : {v.stride_b, v.stride_c, v.stride_y, int64_t(plane.width)}) {
+    while (bytes > element && (elements * element % bytes != 0 || address % bytes != 0)) bytes /= 2;
+  }
+  return bytes;
 }
 
 void check_shared_memory(int64_t needed, const Device& properties, int64_t kernel_size) {
@@ -173,8 +176,9 @@ std::pair<Tensor, Plane> Call::coarse_levels(const Plane& input, int first_level
   return result;
 }
 
-void Call::run_patches(const Plane& input, const Plane& output, int first_level, int levels,
-                       bool adjoint) const {
+void Call::run_patches(const Plane& input, const Plane& output, int first_level,
+                       const PatchChoice& choice, bool adjoint) const {
+  const int levels = choice.levels;
   PatchLaunch launch{};
   launch.params = parameters(first_level, levels, adjoint);
   if (adjoint) launch.params.bias = nullptr;
@@ -186,9 +190,11 @@ void Call::run_patches(const Plane& input, const Plane& output, int first_level,
   launch.levels = levels;
   launch.tiles_y = (input.height + kPatchTile - 1) / kPatchTile;
   launch.tiles_x = (input.width + kPatchTile - 1) / kPatchTile;
-  launch.tiles = launch.tiles_y * launch.tiles_x * channels * int(batch);
-  launch.wide_input = wide_access(input);
-  launch.wide_output = wide_access(output);
+  launch.cells = choice.cells;
+  launch.tiles = channels * patch_tiles(problem(input, first_level, adjoint), choice);
+  launch.input_bytes = access_bytes(input);
+  launch.wide_input = launch.input_bytes == 16;
+  launch.wide_output = access_bytes(output) == 16;
   std::pair<Tensor, Plane> coarse;
   if (first_level + levels < this->levels()) {
     coarse = coarse_levels(input, first_level, levels, adjoint);
@@ -196,17 +202,16 @@ void Call::run_patches(const Plane& input, const Plane& output, int first_level,
     launch.coarse_rows = coarse.second.height;
     launch.coarse_cols = coarse.second.width;
   }
-  check_launch(
-      launch_patch_forward(launch, input.dtype, device_properties(device).multiprocessors, stream));
+  const auto run = choice.cells > 0 ? &launch_patch_planes : &launch_patch_forward;
+  check_launch(run(launch, input.dtype, device_properties(device).multiprocessors, stream));
 }
 
 void Call::run_operator(const Plane& input, const Plane& output, int first_level,
                         bool adjoint) const {
   const Device& properties = device_properties(device);
   const Problem problem = this->problem(input, first_level, adjoint);
-  if (const int levels = choose_patch_levels(problem)) {
-    return run_patches(input, output, first_level, levels, adjoint);
-  }
+  const PatchChoice choice = choose_patch(problem);
+  if (choice.levels > 0) return run_patches(input, output, first_level, choice, adjoint);
   const TileShape shape = choose_tile(problem, properties);
   check_shared_memory(shape.shared_bytes, properties, shape.kernel_size);
   TileLaunch launch = describe(input, first_level, shape, adjoint);

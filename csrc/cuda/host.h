@@ -47,8 +47,8 @@ struct Plane {
   bool channels_last;
 };
 
-// Whether every row consists of aligned pieces of 16 bytes.
-bool wide_access(const Plane& plane);
+// The most bytes, at most 16, of aligned pieces of which every row consists.
+int access_bytes(const Plane& plane);
 
 // One call of an op. Levels that a launch cannot hold run on the low-pass band of those it does.
 struct Call {
@@ -75,8 +75,8 @@ struct Call {
   // The reconstruction of the levels past the first `levels`, at the size of their low-pass band.
   std::pair<Tensor, Plane> coarse_levels(const Plane& input, int first_level, int levels,
                                          bool adjoint) const;
-  void run_patches(const Plane& input, const Plane& output, int first_level, int levels,
-                   bool adjoint) const;
+  void run_patches(const Plane& input, const Plane& output, int first_level,
+                   const PatchChoice& choice, bool adjoint) const;
   Problem problem(const Plane& input, int first_level, bool adjoint) const;
 };
 

@@ -63,6 +63,8 @@ const char* launch_finish(const FinishLaunch& p, DType activations, cudaStream_t
 const char* launch_lowpass(const LowpassLaunch& p, DType activations, cudaStream_t stream);
 const char* launch_patch_forward(const PatchLaunch& p, DType activations, int multiprocessors,
                                  cudaStream_t stream);
+const char* launch_patch_planes(const PatchLaunch& p, DType activations, int multiprocessors,
+                                cudaStream_t stream);
 const char* launch_patch_weight_grad(const PatchGradLaunch& p, DType activations,
                                      cudaStream_t stream);
 const char* launch_forward(const TileLaunch& p, DType activations, cudaStream_t stream);

@@ -12,7 +12,7 @@ constexpr int kPatchRows = 4, kPatchCols = 8;  // pixels of a thread
 constexpr int kPatchTile = 64;                 // pixels of a tile on each side
 constexpr int kPatchesX = kPatchTile / kPatchCols;
 constexpr int kPatchThreads = kPatchTile / kPatchRows * kPatchesX;
-constexpr int kMaxPatchLevels = 2;  // deeper levels come through the low-pass band
+constexpr int kMaxPatchLevels = 3;  // deeper levels come through the low-pass band
 
 struct PatchLaunch {
   TileParameters params;
@@ -20,7 +20,9 @@ struct PatchLaunch {
   const void* coarse;  // [B, C, ceil(H / 2^levels), ...] float32, or null
   int coarse_rows, coarse_cols;
   int batch, channels, height, width, kernel_size, levels;
-  int tiles_y, tiles_x, tiles;   // of a plane, and of all planes
+  int tiles_y, tiles_x, tiles;  // of a plane, and of all planes
+  int cells;                    // planes of a tile on each side; 0: a plane has many tiles
+  int input_bytes;              // of one access to the input
   bool wide_input, wide_output;  // accesses of 16 bytes instead of an element
 };
 
@@ -31,7 +33,9 @@ struct PatchGradLaunch {
   float *low_grad, *low_input;  // low-pass bands [B, C, ceil(H / 2), ceil(W / 2)], or null
   float* partials;              // [C][splits * parts][5 * taps + 1]
   int batch, channels, height, width, kernel_size;
-  int tiles_y, tiles_x, splits, parts;
+  int tiles_y, tiles_x, tiles;         // of a plane, and of a channel
+  int cells, grad_bytes, input_bytes;  // as above
+  int splits, parts;
   bool base_wanted, level_wanted, bias_wanted;
   bool wide_grad, wide_input;
 };

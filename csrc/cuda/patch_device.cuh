@@ -15,15 +15,26 @@ struct alignas(N * sizeof(T)) Vector {
   T lane[N];
 };
 
-// Where a tile with a halo of `R` coefficients at its coarsest level lies in shared memory. Level 0
-// is the window of x as stored in memory (T); levels 1..L are four bands each, in float.
-template <class T, int R, int L>
+// Where a tile lies in shared memory. Level 0 is the window of x as stored in memory (T); levels
+// 1..L are four bands each, in float.
+//
+// G = 0: a tile of a large plane, with a halo of R coefficients at its coarsest level. G > 0: whole
+// planes, G x G to a tile, each in a cell that R rows and columns of zeros part from its
+// neighbours.
+template <class T, int R, int L, int G = 0>
 struct Window {
+  static constexpr bool kPlanes = G > 0;
+  static constexpr int kCells = kPlanes ? G : 1;
   static constexpr int kUnit = 16 / int(sizeof(T));  // elements of one access of level 0
 
-  static constexpr int halo(int level) { return R << (L - level); }
+  static constexpr int halo(int level) { return kPlanes ? R : R << (L - level); }
   static constexpr int own(int level) { return kPatchTile >> level; }
-  static constexpr int rows(int level) { return own(level) + 2 * halo(level); }
+  static constexpr int cell(int level) { return own(level) / kCells; }
+  static constexpr int gap_rows() { return kPlanes ? R : 0; }
+  static constexpr int gap_cols(int level) { return kPlanes ? round_up(R, unit(level)) : 0; }
+  static constexpr int rows(int level) {
+    return own(level) + 2 * halo(level) + (kCells - 1) * gap_rows();
+  }
   // Elements of one access of a level, and outputs of a thread along x.
   static constexpr int unit(int level) { return level == 0 ? kUnit : 4; }
   static constexpr int outputs(int level) { return level == 0 ? kPatchCols : 4; }
@@ -40,20 +51,27 @@ struct Window {
   static constexpr int accesses(int level) {
     return (shift(level) + outputs(level) + 2 * R + unit(level) - 1) / unit(level);
   }
-  // Level 1 is formed from four pixels at once, the others from two.
-  static constexpr int first_item() {
-    return lead(0) / 2 > lead(1) ? (lead(0) / 2 - lead(1) + 1) / 2 : 0;
+
+  // Coefficients that are formed: from -first to own + first. Level 1 is formed from four pixels at
+  // once, of which the leftmost may lie beyond the halo.
+  static constexpr int first_row(int level) { return kPlanes ? 0 : halo(level); }
+  static constexpr int first_col(int level) {
+    if (kPlanes || level > 1) return first_row(level);
+    return lead(0) / 2 < lead(1) ? lead(0) / 2 : lead(1) / 2 * 2;
   }
-  static constexpr int last_item() { return (own(1) + halo(1) + lead(0) / 2 + 1) / 2; }
+  static constexpr int formed_rows(int level) { return own(level) + 2 * first_row(level); }
+  static constexpr int formed_cols(int level) {
+    return round_up(first_col(level) + own(level) + first_row(level), level == 1 ? 2 : 1);
+  }
+
   static constexpr int pitch(int level) {
-    if (level == 0) return round_up(lead(0) + own(0) + halo(0), 2 * kUnit);
-    const int read =
-        lead(level) - R - shift(level) + own(level) - outputs(level) + accesses(level) * 4;
-    const int written = level == 1 ? 2 * last_item() - lead(0) / 2 + lead(1)
-                                   : lead(level) + own(level) + halo(level);
-    const int most = read > written ? read : written;
+    const int gaps = (kCells - 1) * gap_cols(level);
+    if (level == 0) return round_up(lead(0) + own(0) + gaps + halo(0), 2 * kUnit);
+    const int read = lead(level) - R - shift(level) + own(level) - 4 + accesses(level) * 4;
+    const int written = lead(level) - first_col(level) + formed_cols(level);
+    const int most = round_up(gaps + (read > written ? read : written), 4);
     // Four threads of a row and the four of the row two below touch different banks.
-    return level == 1 ? round_up(most, 4) : round_up(most - 8, 16) + 8;
+    return level > 1 && most % 16 == 4 ? most + 4 : most;
   }
   static constexpr int band(int level) { return rows(level) * pitch(level); }
   // Offset of a level from the end of level 0, in floats.
@@ -68,21 +86,48 @@ struct Window {
   static __device__ __forceinline__ int piece(int q) {
     return sizeof(T) == 4 ? q ^ ((q >> 3) & 1) : q;
   }
+  static __device__ __forceinline__ int stored_row(int level, int row) {
+    return row + halo(level) + (kPlanes ? row / cell(level) * gap_rows() : 0);
+  }
+  static __device__ __forceinline__ int stored_col(int level, int col) {
+    return col + lead(level) + (kPlanes ? col / cell(level) * gap_cols(level) : 0);
+  }
+  // Index of a coefficient in its band; rows and columns count from the tile.
   static __device__ __forceinline__ int stored(int level, int row, int col) {
-    return (row + halo(level)) * pitch(level) + col + lead(level);
+    return stored_row(level, row) * pitch(level) + stored_col(level, col);
+  }
+  // Index of a pixel that begins `elements` neighbours within one access.
+  static __device__ __forceinline__ int stored_pixel(int row, int col) {
+    const int c = stored_col(0, col);
+    return stored_row(0, row) * pitch(0) + piece(c / kUnit) * kUnit + c % kUnit;
   }
 };
 
-__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside,
-                                           bool wide) {
+// f(row, col) for all of kRows x kCols, each thread in one column of a power of two: addresses that
+// are linear in the row become immediates.
+template <int kRows, int kCols, int kFirst = 0, class F>
+__device__ __forceinline__ void for_each_position(F f) {
+  constexpr int kLeft = kCols - kFirst;
+  constexpr int kColumns = kLeft >= 16 ? 16 : kLeft >= 8 ? 8 : kLeft >= 4 ? 4 : kLeft >= 2 ? 2 : 1;
+  constexpr int kStep = kPatchThreads / kColumns;
+  const int row = threadIdx.x / kColumns, col = kFirst + threadIdx.x % kColumns;
+#pragma unroll
+  for (int r = 0; r < kRows; r += kStep) {
+    if (r + kStep <= kRows || r + row < kRows) f(r + row, col);
+  }
+  if constexpr (kLeft > kColumns) for_each_position<kRows, kCols, kFirst + kColumns>(f);
+}
+
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
   const unsigned target = unsigned(__cvta_generic_to_shared(shared));
-  if (wide) {
+  if constexpr (kBytes == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(global),
                  "r"(inside ? 16 : 0)
                  : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(global),
-                 "r"(inside ? 4 : 0)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(target), "l"(global),
+                 "r"(inside ? kBytes : 0), "n"(kBytes)
                  : "memory");
   }
 }
@@ -90,36 +135,22 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// Columns of the window from kFirst on, in pieces of 16 bytes: as many at once as divide the
-// threads.
-template <class W, class T, int kFirst>
-__device__ __forceinline__ void fill_columns(const T* plane, const View& view, int height,
-                                             int width, int y, int x, T* pixels) {
-  constexpr int kLeft = W::pitch(0) / W::kUnit - kFirst;
-  constexpr int kColumns = kLeft >= 16 ? 16 : kLeft >= 8 ? 8 : kLeft >= 4 ? 4 : kLeft >= 2 ? 2 : 1;
-  constexpr int kStep = kPatchThreads / kColumns;
-  const int q = kFirst + threadIdx.x % kColumns, first = threadIdx.x / kColumns;
-  const int col = x - W::lead(0) + q * W::kUnit, row = y - W::halo(0) + first;
-  const bool inside = unsigned(col) < unsigned(width);
-  const T* from = plane + row * view.stride_y + col;
-  T* to = pixels + first * W::pitch(0) + W::piece(q) * W::kUnit;
-#pragma unroll
-  for (int r = 0; r < W::rows(0); r += kStep) {
-    if (W::rows(0) % kStep == 0 || r + first < W::rows(0)) {
-      copy_async(to + r * W::pitch(0), from + r * view.stride_y,
-                 inside && unsigned(row + r) < unsigned(height), true);
-    }
-  }
-  if constexpr (kLeft > kColumns)
-    fill_columns<W, T, kFirst + kColumns>(plane, view, height, width, y, x, pixels);
-}
-
-// Starts to copy the window whose tile begins at (y, x), zero outside the plane.
+// Starts to copy the window whose tile begins at (y, x) of a plane, zero outside the plane.
 template <class W, class T>
 __device__ __forceinline__ void fill(const T* plane, const View& view, int height, int width, int y,
                                      int x, bool wide, T* pixels) {
-  if (wide) return fill_columns<W, T, 0>(plane, view, height, width, y, x, pixels);
   const int y0 = y - W::halo(0), x0 = x - W::lead(0);
+  if (wide) {
+    const T* origin = plane + y0 * view.stride_y + x0;
+    for_each_position<W::rows(0), W::pitch(0) / W::kUnit>([&](int row, int q) {
+      const int col = q * W::kUnit;
+      const bool inside =
+          unsigned(y0 + row) < unsigned(height) && unsigned(x0 + col) < unsigned(width);
+      copy_async<16>(pixels + row * W::pitch(0) + W::piece(q) * W::kUnit,
+                     origin + row * view.stride_y + col, inside);
+    });
+    return;
+  }
   for (int i = threadIdx.x; i < W::rows(0) * W::pitch(0); i += kPatchThreads) {
     const int row = i / W::pitch(0), col = i % W::pitch(0);
     const bool inside =
@@ -127,7 +158,7 @@ __device__ __forceinline__ void fill(const T* plane, const View& view, int heigh
     const T* from = plane + (y0 + row) * view.stride_y + (x0 + col) * view.stride_x;
     T* to = pixels + row * W::pitch(0) + W::piece(col / W::kUnit) * W::kUnit + col % W::kUnit;
     if constexpr (sizeof(T) == 4) {
-      copy_async(to, from, inside, false);
+      copy_async<4>(to, from, inside);
     } else {
       *to = inside ? *from : narrow<T>(0.0f);
     }
@@ -137,11 +168,9 @@ __device__ __forceinline__ void fill(const T* plane, const View& view, int heigh
 // Level 1 from the pixels, two coefficients at a time.
 template <class W, class T>
 __device__ __forceinline__ void analyse_pixels(const T* pixels, float* bands) {
-  constexpr int kItems = W::last_item() - W::first_item();
-#pragma unroll 2
-  for (int i = threadIdx.x; i < W::rows(1) * kItems; i += kPatchThreads) {
-    const int row = i / kItems, q = W::first_item() + i % kItems;
-    const T* p = pixels + (2 * row) * W::pitch(0) + (sizeof(T) == 4 ? W::piece(q) : q) * 4;
+  for_each_position<W::formed_rows(1), W::formed_cols(1) / 2>([&](int r, int q) {
+    const int row = r - W::first_row(1), col = 2 * q - W::first_col(1);
+    const T* p = pixels + W::stored_pixel(2 * row, 2 * col);
     const auto top = *reinterpret_cast<const Vector<T, 4>*>(p);
     const auto bottom = *reinterpret_cast<const Vector<T, 4>*>(p + W::pitch(0));
     float left[kSubbands], right[kSubbands];
@@ -149,31 +178,27 @@ __device__ __forceinline__ void analyse_pixels(const T* pixels, float* bands) {
                           widen<float>(bottom.lane[0]), widen<float>(bottom.lane[1]), left);
     haar_butterfly<float>(widen<float>(top.lane[2]), widen<float>(top.lane[3]),
                           widen<float>(bottom.lane[2]), widen<float>(bottom.lane[3]), right);
-    float* out = bands + row * W::pitch(1) + 2 * q - W::lead(0) / 2 + W::lead(1);
+    float* out = bands + W::stored(1, row, col);
 #pragma unroll
     for (int b = 0; b < kSubbands; ++b)
       *reinterpret_cast<Vector<float, 2>*>(out + b * W::band(1)) = {{left[b], right[b]}};
-  }
+  });
 }
 
 // A level from the low-pass band of the finer one.
 template <class W, int kLevel>
 __device__ __forceinline__ void analyse_level(float* bands) {
-  constexpr int kCols = W::own(kLevel) + 2 * W::halo(kLevel);
-  const float* finer = bands + W::offset(kLevel - 1);
-  float* out = bands + W::offset(kLevel);
-  for (int i = threadIdx.x; i < W::rows(kLevel) * kCols; i += kPatchThreads) {
-    const int row = i / kCols, col = i % kCols;
-    const float* p = finer + 2 * row * W::pitch(kLevel - 1) + W::lead(kLevel - 1) -
-                     2 * W::halo(kLevel) + 2 * col;
+  for_each_position<W::formed_rows(kLevel), W::formed_cols(kLevel)>([&](int r, int c) {
+    const int row = r - W::first_row(kLevel), col = c - W::first_col(kLevel);
+    const float* p = bands + W::offset(kLevel - 1) + W::stored(kLevel - 1, 2 * row, 2 * col);
     const auto top = *reinterpret_cast<const Vector<float, 2>*>(p);
     const auto bottom = *reinterpret_cast<const Vector<float, 2>*>(p + W::pitch(kLevel - 1));
     float value[kSubbands];
     haar_butterfly<float>(top.lane[0], top.lane[1], bottom.lane[0], bottom.lane[1], value);
-    float* to = out + row * W::pitch(kLevel) + col + W::lead(kLevel) - W::halo(kLevel);
+    float* to = bands + W::offset(kLevel) + W::stored(kLevel, row, col);
 #pragma unroll
     for (int b = 0; b < kSubbands; ++b) to[b * W::band(kLevel)] = value[b];
-  }
+  });
 }
 
 // The inputs of one row of a thread: N values after kShift, in accesses of kWidth.
@@ -188,6 +213,16 @@ __device__ __forceinline__ void load_inputs(const T* row, Piece piece, float (&v
       if (n >= 0 && n < N) value[n] = widen<float>(q.lane[j]);
     }
   }
+}
+
+// N pixels of a row, from kFirst columns after `col` on; `row` counts from the tile.
+template <class W, int kFirst, class T, int N>
+__device__ __forceinline__ void load_pixels(const T* row, int stored_col, float (&value)[N]) {
+  constexpr int kShift = (W::lead(0) + kFirst) % W::kUnit;
+  constexpr int kAccesses = (kShift + N + W::kUnit - 1) / W::kUnit;
+  const int piece = (stored_col + kFirst - kShift) / W::kUnit;
+  load_inputs<W::kUnit, kAccesses, kShift>(
+      row, [&](int a) { return W::piece(piece + a) * W::kUnit; }, value);
 }
 
 // sum[r][u] += sum_ij taps[i * K + j] * in(r + i)[u + j]: each row is loaded once for K outputs.
@@ -223,7 +258,7 @@ template <class W, int K, int kLevel>
 __device__ __forceinline__ void filter(const float* bands, int band, const float* weights, int row,
                                        int col, float (&sum)[2][4]) {
   const float* in = bands + W::offset(kLevel) + band * W::band(kLevel) +
-                    W::stored(kLevel, row - K / 2, col - K / 2) - W::shift(kLevel);
+                    W::stored(kLevel, row, col) - K / 2 * (W::pitch(kLevel) + 1) - W::shift(kLevel);
   convolve<K, 2, 4>(
       weights,
       [&](int y, float (&values)[4 + K - 1]) {

@@ -1,154 +1,77 @@
 // The operator on large planes in one pass over memory.
 //
-//   copy the window (asynchronous; the next one while the bands are filtered)
-//   -> base path into registers, level 1 into shared memory
-//   -> level 2: analysis, a warp filters a band
+//   copy the window -> base path into registers, level 1 into shared memory
+//   -> deeper levels: analysis, filter, the filtered bands over the raw ones
 //   -> each thread filters its coefficients of level 1 and adds the synthesis -> store
 //
-// x is read once with the halo (re-reads hit L2), y written once. The loop over bands is not
-// unrolled: the code of a tile stays below the 32 KB that the instruction cache of an H100 holds,
-// past which it issues at half the rate. Sources: sec. 3 and eq. synthesis_closed_form of the
-// paper, whose factors 2^-level are folded into the taps.
+// x is read once with the halo (re-reads hit L2), y written once; the next window is copied while
+// the bands are filtered. The loop over bands is not unrolled: the code of a tile stays below the
+// 32 KB that the instruction cache of an H100 holds, past which it issues at half the rate.
+// Sources: sec. 3 and eq. synthesis_closed_form of the paper, whose factors 2^-level the taps
+// carry.
 #include "launch.cuh"
-#include "patch_device.cuh"
+#include "patch_synthesis.cuh"
 
 namespace wtconv::cuda {
 namespace {
 
-// Scaled taps of a channel, [slot][round_up(taps, 4)], then the bias.
-template <int K, int L>
-__device__ void load_taps(const TileParameters& p, int channel, float* weights) {
-  constexpr int kTaps = K * K, kStride = round_up(kTaps, 4), kSlots = 1 + kSubbands * L;
-  for (int i = threadIdx.x; i < kSlots * kTaps; i += kPatchThreads) {
-    const int slot = i / kTaps, tap = i % kTaps, level = (slot + 3) / 4;
-    const int64_t group = level ? 4 * int64_t(channel) + (slot - 1) % 4 : channel;
-    float value = 0;
-    if (p.weight[level]) {
-      value =
-          read<float>(p.scale[level], p.dtype, group) *
-          read<float>(p.weight[level], p.dtype, group * kTaps + (p.rotate ? kTaps - 1 - tap : tap));
-    }
-    weights[slot * kStride + tap] = level == 0 ? value : level == 1 ? value * 0.5f : value * 0.25f;
+// Levels 2 .. L, formed and filtered: four dense bands of each, from bands + W::offset(2) on. A
+// warp filters a band of level 2, and one warp all of level 3.
+template <class W, int K, int L>
+__device__ __forceinline__ void filter_deep_levels(float* bands, const float* weights) {
+  constexpr int kStride = round_up(K * K, 4), kSide = W::own(2);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  analyse_level<W, 2>(bands);
+  __syncthreads();
+  if constexpr (L > 2) {
+    analyse_level<W, 3>(bands);
+    __syncthreads();
   }
-  if (threadIdx.x == 0) {
-    weights[kSlots * kStride] =
-        p.bias ? read<float>(p.scale[0], p.dtype, channel) * read<float>(p.bias, p.dtype, channel)
-               : 0.0f;
+  const int row = lane / 4 * 2, col = lane % 4 * 4;
+  float level2[2][4] = {}, level3[2][4] = {};
+  filter<W, K, 2>(bands, warp, weights + (5 + warp) * kStride, row, col, level2);
+  const int band3 = lane / 8, row3 = lane % 8 / 2 * 2, col3 = lane % 2 * 4;
+  if (L > 2 && warp == kSubbands - 1)
+    filter<W, K, (L > 2 ? 3 : 2)>(bands, band3, weights + (9 + band3) * kStride, row3, col3,
+                                  level3);
+  __syncthreads();
+  float* filtered = bands + W::offset(2);
+  write_filtered<kSide>(filtered + warp * kSide * kSide, row, col, level2);
+  if (L > 2 && warp == kSubbands - 1) {
+    write_filtered<kSide / 2>(filtered + kSubbands * kSide * kSide + band3 * kSide * kSide / 4,
+                              row3, col3, level3);
   }
+  __syncthreads();
 }
 
-// A warp filters a band of level 2.
-template <class W, int K>
-__device__ __forceinline__ void filter_level2(const float* bands, const float* weights,
-                                              float* filtered) {
+// The reconstruction of levels 2 .. L at the 2 x 4 coefficients of level 1 of this thread;
+// `coarse`, that of the levels past L at its coefficients of level L, belongs to LL.
+template <class W, int L, int N>
+__device__ __forceinline__ void synthesise_deep_levels(const float* bands, const float (&coarse)[N],
+                                                       float (&low)[2][4]) {
   constexpr int kSide = W::own(2);
-  const int band = threadIdx.x / 32, row = threadIdx.x % 32 / 4 * 2, col = threadIdx.x % 4 * 4;
-  float sum[2][4] = {};
-  filter<W, K, 2>(bands, band, weights + (5 + band) * round_up(K * K, 4), row, col, sum);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    *reinterpret_cast<Vector<float, 4>*>(filtered + (band * kSide + row + r) * kSide +
-                                         col) = {{sum[r][0], sum[r][1], sum[r][2], sum[r][3]}};
+  const int y = threadIdx.x / kPatchesX, x = threadIdx.x % kPatchesX;
+  const float* filtered = bands + W::offset(2);
+  float level3[2] = {};
+  if constexpr (L > 2) {
+    const float* from = filtered + kSubbands * kSide * kSide + y / 2 * (kSide / 2) + x;
+    const float ll = from[0] + coarse[0], lh = from[kSide * kSide / 4],
+                hl = from[2 * kSide * kSide / 4], hh = from[3 * kSide * kSide / 4];
+    level3[0] = y % 2 ? (ll - lh) + (hl - hh) : (ll + lh) + (hl + hh);
+    level3[1] = y % 2 ? (ll - lh) - (hl - hh) : (ll + lh) - (hl + hh);
   }
+  float low2[2];
+#pragma unroll
+  for (int u = 0; u < 2; ++u) low2[u] = L > 2 ? level3[u] : coarse[u % N];
+  synthesise_level2<kSide>(filtered, low2, low);
 }
 
-// The reconstruction of levels >= 2 at the 2 x 4 coefficients of level 1 of this thread; `coarse`,
-// that of the levels past the tile's, belongs to LL.
-template <class W>
-__device__ __forceinline__ void synthesise_level2(const float* filtered, const float (&coarse)[2],
-                                                  float (&low)[2][4]) {
-  constexpr int kSide = W::own(2);
-  const float* from = filtered + threadIdx.x / kPatchesX * kSide + threadIdx.x % kPatchesX * 2;
-  Vector<float, 2> f[kSubbands];
-#pragma unroll
-  for (int b = 0; b < kSubbands; ++b)
-    f[b] = *reinterpret_cast<const Vector<float, 2>*>(from + b * kSide * kSide);
-#pragma unroll
-  for (int u = 0; u < 2; ++u) {
-    const float ll = f[0].lane[u] + coarse[u], lh = f[1].lane[u], hl = f[2].lane[u],
-                hh = f[3].lane[u];
-    low[0][2 * u] = (ll + lh) + (hl + hh);
-    low[0][2 * u + 1] = (ll + lh) - (hl + hh);
-    low[1][2 * u] = (ll - lh) + (hl - hh);
-    low[1][2 * u + 1] = (ll - lh) - (hl - hh);
-  }
-}
-
-// sum += the synthesis of level 1, with `low` added to its low-pass band.
-template <class W, int K>
-__device__ __forceinline__ void add_level1(const float* bands, const float* weights,
-                                           float (&low)[2][4],
-                                           float (&sum)[kPatchRows][kPatchCols]) {
-  const int row = threadIdx.x / kPatchesX * 2, col = threadIdx.x % kPatchesX * 4;
-#pragma unroll 1
-  for (int band = 0; band < kSubbands; ++band) {
-    filter<W, K, 1>(bands, band, weights + (1 + band) * round_up(K * K, 4), row, col, low);
-    const float row_sign = band & 1 ? -1.0f : 1.0f, col_sign = band & 2 ? -1.0f : 1.0f;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int u = 0; u < 4; ++u) {
-        const float value = low[r][u];
-        sum[2 * r][2 * u] += value;
-        sum[2 * r][2 * u + 1] += col_sign * value;
-        sum[2 * r + 1][2 * u] += row_sign * value;
-        sum[2 * r + 1][2 * u + 1] += row_sign * col_sign * value;
-        low[r][u] = 0;
-      }
-    }
-  }
-}
-
-template <class W, class T, int K>
-__device__ __forceinline__ void base_path(const T* pixels, const float* weights,
-                                          float (&sum)[kPatchRows][kPatchCols]) {
-  const int py = threadIdx.x / kPatchesX * kPatchRows, px = threadIdx.x % kPatchesX * kPatchCols;
-  const T* row0 = pixels + (py + W::halo(0) - K / 2) * W::pitch(0);
-  int piece[W::accesses(0)];
-#pragma unroll
-  for (int a = 0; a < W::accesses(0); ++a)
-    piece[a] = W::piece((px + W::lead(0) - K / 2 - W::shift(0)) / W::kUnit + a) * W::kUnit;
-  convolve<K, kPatchRows, kPatchCols>(
-      weights,
-      [&](int y, float (&row)[kPatchCols + K - 1]) {
-        load_inputs<W::kUnit, W::accesses(0), W::shift(0)>(
-            row0 + y * W::pitch(0), [&](int a) { return piece[a]; }, row);
-      },
-      sum);
-}
-
-template <class T>
-__device__ __forceinline__ void store_patch(const PatchLaunch& p, T* out, int rows, int cols,
-                                            const float (&sum)[kPatchRows][kPatchCols]) {
-  constexpr int kUnit = 16 / int(sizeof(T));
-#pragma unroll
-  for (int r = 0; r < kPatchRows; ++r) {
-    if (r >= rows) break;
-    T* row = out + r * p.output.stride_y;
-    if (p.wide_output) {
-#pragma unroll
-      for (int u = 0; u < kPatchCols; u += kUnit) {
-        if (u >= cols) break;
-        Vector<T, kUnit> value;
-#pragma unroll
-        for (int j = 0; j < kUnit; ++j) value.lane[j] = narrow<T>(sum[r][u + j]);
-        *reinterpret_cast<Vector<T, kUnit>*>(row + u) = value;
-      }
-    } else {
-#pragma unroll
-      for (int u = 0; u < kPatchCols; ++u) {
-        if (u < cols) row[u * p.output.stride_x] = narrow<T>(sum[r][u]);
-      }
-    }
-  }
-}
-
-// What the levels past L add at kRows x kCols coefficients of level L, the first of this thread.
+// What the levels past L add at the coefficients of level L of this thread.
 template <int L, int kRows, int kCols>
 __device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileIndex& at,
                                             float (&low)[kRows][kCols]) {
-  const int y = (at.y >> L) + threadIdx.x / kPatchesX * kRows,
-            x = (at.x >> L) + threadIdx.x % kPatchesX * kCols;
+  const int y = (at.y + int(threadIdx.x) / kPatchesX * kPatchRows) >> L,
+            x = (at.x + int(threadIdx.x) % kPatchesX * kPatchCols) >> L;
   const float* coarse =
       static_cast<const float*>(p.coarse) +
       ((int64_t(at.item) * p.channels + at.channel) * p.coarse_rows + y) * p.coarse_cols + x;
@@ -165,34 +88,35 @@ __device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileInde
 
 // Shared memory of a block, and how many blocks share the 228 KB of an sm_90 multiprocessor.
 template <class T, int K, int L>
-constexpr int kSharedBytes =
-    Window<T, K / 2, L>::kPixelBytes +
-    (Window<T, K / 2, L>::kFloats + (L > 1 ? kPatchTile * kPatchTile / 4 : 0) +
-     (1 + kSubbands * L) * round_up(K * K, 4) + 4) *
-        int(sizeof(float));
-template <class T, int K, int L>
-constexpr int kBlocks =
-    kSharedBytes<T, K, L> < 44 * 1024 ? 5 : 228 * 1024 / (kSharedBytes<T, K, L> + 1024);
+struct Memory {
+  using W = Window<T, K / 2, L>;
+  static constexpr int kBands = W::kPixelBytes;
+  static constexpr int kWeights = kBands + W::kFloats * int(sizeof(float));
+  static constexpr int kBytes =
+      kWeights + ((1 + kSubbands * L) * round_up(K * K, 4) + 4) * int(sizeof(float));
+  static constexpr int kMost = 228 * 1024 / (kBytes + 1024);
+  static constexpr int kBlocks = kMost < 5 ? kMost : 5;
+};
 
 template <class T, int K, int L>
-__global__ void __launch_bounds__(kPatchThreads, kBlocks<T, K, L>)
+__global__ void __launch_bounds__(kPatchThreads, Memory<T, K, L>::kBlocks)
     patch_forward_kernel(const __grid_constant__ PatchLaunch p) {
-  using W = Window<T, K / 2, L>;
-  constexpr int kSlots = 1 + kSubbands * L;
+  using M = Memory<T, K, L>;
+  using W = typename M::W;
   extern __shared__ __align__(16) unsigned char shared[];
   T* pixels = reinterpret_cast<T*>(shared);
-  float* bands = reinterpret_cast<float*>(shared + W::kPixelBytes);
-  float* filtered = bands + W::kFloats;
-  float* weights = filtered + (L > 1 ? W::own(2) * W::own(2) * kSubbands : 0);
+  float* bands = reinterpret_cast<float*>(shared + M::kBands);
+  float* weights = reinterpret_cast<float*>(shared + M::kWeights);
 
+  const TileRange range(p.tiles);
   const auto start = [&](int tile) {
+    if (tile >= range.last) return;
     const TileIndex at(p, tile);
     const T* plane = static_cast<const T*>(p.input.data) + at.item * p.input.stride_b +
                      at.channel * p.input.stride_c;
     fill<W, T>(plane, p.input, p.height, p.width, at.y, at.x, p.wide_input, pixels);
   };
 
-  const TileRange range(p.tiles);
   int channel = -1;
   start(range.first);
   for (int tile = range.first; tile < range.last; ++tile) {
@@ -200,32 +124,29 @@ __global__ void __launch_bounds__(kPatchThreads, kBlocks<T, K, L>)
     if (at.channel != channel) {
       channel = at.channel;
       __syncthreads();
-      load_taps<K, L>(p.params, channel, weights);
+      load_taps<K>(p.params, channel, L, weights);
     }
     wait_for_copies();
     __syncthreads();
     float sum[kPatchRows][kPatchCols];
-    const float bias = weights[kSlots * round_up(K * K, 4)];
+    const float bias = weights[(1 + kSubbands * L) * round_up(K * K, 4)];
 #pragma unroll
     for (int r = 0; r < kPatchRows; ++r) {
 #pragma unroll
       for (int u = 0; u < kPatchCols; ++u) sum[r][u] = bias;
     }
-    analyse_pixels<W, T>(pixels, bands);
-    base_path<W, T, K>(pixels, weights, sum);
-    __syncthreads();
-    if (tile + 1 < range.last) start(tile + 1);
     float low[2][4];
-    if constexpr (L == 2) {
-      analyse_level<W, 2>(bands);
-      float coarse[1][2];
-      load_coarse<2>(p, at, coarse);
-      __syncthreads();
-      filter_level2<W, K>(bands, weights, filtered);
-      __syncthreads();
-      synthesise_level2<W>(filtered, coarse[0], low);
-    } else {
+    base_path<W, T, K>(pixels, weights, sum);
+    analyse_pixels<W>(pixels, bands);
+    __syncthreads();
+    start(tile + 1);
+    if constexpr (L == 1) {
       load_coarse<1>(p, at, low);
+    } else {
+      float coarse[1][L > 2 ? 1 : 2];
+      load_coarse<L>(p, at, coarse);
+      filter_deep_levels<W, K, L>(bands, weights);
+      synthesise_deep_levels<W, L>(bands, coarse[0], low);
     }
     add_level1<W, K>(bands, weights, low, sum);
     const int y = at.y + threadIdx.x / kPatchesX * kPatchRows,
@@ -238,13 +159,17 @@ __global__ void __launch_bounds__(kPatchThreads, kBlocks<T, K, L>)
 
 template <class T, int K, int L>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
-  const int most = kBlocks<T, K, L> * multiprocessors;
+  using M = Memory<T, K, L>;
+  const int most = M::kBlocks * multiprocessors;
   return launch_kernel(&patch_forward_kernel<T, K, L>, p, p.tiles < most ? p.tiles : most,
-                       kPatchThreads, kSharedBytes<T, K, L>, stream);
+                       kPatchThreads, M::kBytes, stream);
 }
 
 template <class T, int K>
 const char* launch_levels(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
+  if constexpr (K <= 5) {
+    if (p.levels == 3) return launch<T, K, 3>(p, multiprocessors, stream);
+  }
   return p.levels == 1 ? launch<T, K, 1>(p, multiprocessors, stream)
                        : launch<T, K, 2>(p, multiprocessors, stream);
 }

@@ -8,7 +8,7 @@
 // come out rotated by 180 degrees because grad_output is the operand with the halo; the kernel of
 // weight_grad.cu adds the partial sums in a fixed order. Source: the adjoint law.
 #include "launch.cuh"
-#include "patch_device.cuh"
+#include "patch_planes.cuh"
 
 namespace wtconv::cuda {
 namespace {
@@ -37,24 +37,20 @@ __device__ __forceinline__ void correlate(LoadInput load_input, LoadGrad load_gr
   }
 }
 
-template <class W, class T, int kFirst, int N>
-__device__ __forceinline__ void load_pixels(const T* pixels, int row, int col, float (&value)[N]) {
-  constexpr int kShift = (W::lead(0) + kFirst) % W::kUnit;
-  constexpr int kAccesses = (kShift + N + W::kUnit - 1) / W::kUnit;
-  const int piece = (col + W::lead(0) + kFirst - kShift) / W::kUnit;
-  load_inputs<W::kUnit, kAccesses, kShift>(
-      pixels + row * W::pitch(0), [&](int a) { return W::piece(piece + a) * W::kUnit; }, value);
-}
-
 // The base path: the patch of a thread.
 template <class WG, class WX, class T, int K>
 __device__ __forceinline__ void correlate_pixels(const T* grad, const T* input,
                                                  float (&sum)[K * K]) {
   const int y = threadIdx.x / kPatchesX * kPatchRows, x = threadIdx.x % kPatchesX * kPatchCols;
+  const T* g = grad + (WG::stored_row(0, y) - K / 2) * WG::pitch(0);
+  const T* in = input + WX::stored_row(0, y) * WX::pitch(0);
+  const int grad_col = WG::stored_col(0, x), input_col = WX::stored_col(0, x);
   correlate<K, kPatchRows, kPatchCols>(
-      [&](int r, float (&row)[kPatchCols]) { load_pixels<WX, T, 0>(input, y + r, x, row); },
+      [&](int r, float (&row)[kPatchCols]) {
+        load_pixels<WX, 0>(in + r * WX::pitch(0), input_col, row);
+      },
       [&](int r, float (&row)[kPatchCols + K - 1]) {
-        load_pixels<WG, T, -(K / 2)>(grad, y + WG::halo(0) - K / 2 + r, x, row);
+        load_pixels<WG, -(K / 2)>(g + r * WG::pitch(0), grad_col, row);
       },
       sum);
 }
@@ -65,36 +61,46 @@ __device__ __forceinline__ void correlate_band(const float* grad, const float* i
                                                float (&sum)[K * K]) {
   const int band = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int y = lane / 8 * 8, x = lane % 8 * 4;
-  const float* in = input + band * WX::band(1) + y * WX::pitch(1) + x;
-  const float* g = grad + band * WG::band(1) + WG::stored(1, y - K / 2, x - K / 2) - WG::shift(1);
 #pragma unroll 1
-  for (int half = 0; half < 2; ++half) {
+  for (int row = y; row < y + 8; row += 4) {
+    const float* in = input + band * WX::band(1) + WX::stored(1, row, x);
+    const float* g = grad + band * WG::band(1) + WG::stored(1, row, x) -
+                     K / 2 * (WG::pitch(1) + 1) - WG::shift(1);
     correlate<K, 4, 4>(
-        [&](int r, float (&row)[4]) {
-          load_inputs<4, 1, 0>(in + (4 * half + r) * WX::pitch(1), [](int) { return 0; }, row);
+        [&](int r, float (&values)[4]) {
+          load_inputs<4, 1, 0>(in + r * WX::pitch(1), [](int) { return 0; }, values);
         },
-        [&](int r, float (&row)[4 + K - 1]) {
+        [&](int r, float (&values)[4 + K - 1]) {
           load_inputs<4, WG::accesses(1), WG::shift(1)>(
-              g + (4 * half + r) * WG::pitch(1), [](int a) { return a * 4; }, row);
+              g + r * WG::pitch(1), [](int a) { return a * 4; }, values);
         },
         sum);
   }
 }
 
-// The tile's own low-pass coefficients to a dense plane; returns the sum of those of this thread.
+// Where the coefficients of a tile lie among the low-pass bands of a channel.
+struct LowpassPlanes {
+  float* channel;  // of batch item `first`, or null
+  int64_t stride_b;
+  int rows, cols, y, x, items;  // first coefficient of the tile; batch items from `first` on
+};
+
+// The tile's own low-pass coefficients to dense planes; returns the sum of those of this thread.
 template <class W>
-__device__ __forceinline__ float store_lowpass(const float* bands, float* plane, int rows, int cols,
-                                               int y, int x) {
+__device__ __forceinline__ float store_lowpass(const float* bands, const LowpassPlanes& p) {
+  constexpr int kCell = W::cell(1);
   float sum = 0;
 #pragma unroll 1
   for (int i = threadIdx.x; i < W::own(1) * W::own(1) / 4; i += kPatchThreads) {
     const int row = i / (W::own(1) / 4), col = i % (W::own(1) / 4) * 4;
+    const int item = row / kCell * W::kCells + col / kCell;
+    const int y = p.y + row % kCell, x = p.x + col % kCell;
     const float* from = bands + W::stored(1, row, col);
+    float* to = p.channel + item * p.stride_b + int64_t(y) * p.cols + x;
 #pragma unroll
     for (int u = 0; u < 4; ++u) {
       sum += from[u];
-      if (plane && y + row < rows && x + col + u < cols)
-        plane[int64_t(y + row) * cols + x + col + u] = from[u];
+      if (p.channel && item < p.items && y < p.rows && x + u < p.cols) to[u] = from[u];
     }
   }
   return sum;
@@ -134,41 +140,66 @@ __device__ void write_partials(float (&base)[K * K], float (&band)[K * K], float
   }
 }
 
-template <class T, int K>
-constexpr int kGradBytes =
-    Window<T, K / 2, 1>::kPixelBytes + Window<T, 0, 1>::kPixelBytes +
-    (Window<T, K / 2, 1>::kFloats + Window<T, 0, 1>::kFloats + kPatchThreads / 32 * (K * K + 1)) *
-        int(sizeof(float));
-template <class T, int K>
-constexpr int kGradBlocks =
-    228 * 1024 / (kGradBytes<T, K> + 1024) < 4 ? 228 * 1024 / (kGradBytes<T, K> + 1024) : 4;
+template <class T, int K, int G>
+struct GradMemory {
+  using WG = Window<T, K / 2, 1, G>;
+  using WX = Window<T, 0, 1, G>;
+  static constexpr int kInput = WG::kPixelBytes;
+  static constexpr int kGradBands = kInput + WX::kPixelBytes;
+  static constexpr int kInputBands = kGradBands + WG::kFloats * int(sizeof(float));
+  static constexpr int kExchange = kInputBands + WX::kFloats * int(sizeof(float));
+  static constexpr int kBytes = kExchange + kPatchThreads / 32 * (K * K + 1) * int(sizeof(float));
+  static constexpr int kMost = 228 * 1024 / (kBytes + 1024);
+  static constexpr int kBlocks = kMost < 4 ? kMost : 4;
+};
 
-template <class T, int K>
-__global__ void __launch_bounds__(kPatchThreads, kGradBlocks<T, K>)
+// G = 0: tiles of large planes; else G x G planes a tile.
+template <class T, int K, int G>
+__global__ void __launch_bounds__(kPatchThreads, GradMemory<T, K, G>::kBlocks)
     patch_weight_grad_kernel(const __grid_constant__ PatchGradLaunch p) {
-  using WG = Window<T, K / 2, 1>;
-  using WX = Window<T, 0, 1>;
+  using M = GradMemory<T, K, G>;
+  using WG = typename M::WG;
+  using WX = typename M::WX;
   extern __shared__ __align__(16) unsigned char shared[];
   T* grad = reinterpret_cast<T*>(shared);
-  T* input = reinterpret_cast<T*>(shared + WG::kPixelBytes);
-  float* grad_bands = reinterpret_cast<float*>(shared + WG::kPixelBytes + WX::kPixelBytes);
-  float* input_bands = grad_bands + WG::kFloats;
-  float* exchange = input_bands + WX::kFloats;
+  T* input = reinterpret_cast<T*>(shared + M::kInput);
+  float* grad_bands = reinterpret_cast<float*>(shared + M::kGradBands);
+  float* input_bands = reinterpret_cast<float*>(shared + M::kInputBands);
+  float* exchange = reinterpret_cast<float*>(shared + M::kExchange);
+  if constexpr (G > 0) clear(shared, M::kBytes);
 
   const int channel = blockIdx.x / p.splits, split = blockIdx.x % p.splits;
-  const int tiles = p.batch * p.tiles_y * p.tiles_x, parts = p.splits * p.parts;
-  const auto first_tile = [&](int part) { return int(int64_t(tiles) * part / parts); };
+  const int parts = p.splits * p.parts;
+  const auto first_tile = [&](int part) { return int(int64_t(p.tiles) * part / parts); };
   const auto start = [&](int tile) {
-    const TileIndex at(p, tile);
-    const auto plane = [&](const View& v) {
-      return static_cast<const T*>(v.data) + at.item * v.stride_b + channel * v.stride_c;
+    const auto copy = [&](auto window, const View& v, bool wide, int bytes, T* pixels) {
+      using W = decltype(window);
+      const T* origin = static_cast<const T*>(v.data) + channel * v.stride_c;
+      if constexpr (G > 0) {
+        fill_planes<W>(origin, v, bytes, p.height, p.width, tile * G * G, p.batch, pixels);
+      } else {
+        const TileIndex at(p, tile);
+        fill<W>(origin + at.item * v.stride_b, v, p.height, p.width, at.y, at.x, wide, pixels);
+      }
     };
-    fill<WG, T>(plane(p.grad_output), p.grad_output, p.height, p.width, at.y, at.x, p.wide_grad,
-                grad);
-    fill<WX, T>(plane(p.input), p.input, p.height, p.width, at.y, at.x, p.wide_input, input);
+    copy(WG(), p.grad_output, p.wide_grad, p.grad_bytes, grad);
+    copy(WX(), p.input, p.wide_input, p.input_bytes, input);
+  };
+  const auto lowpass_of = [&](float* low, int tile) {
+    const int rows = (p.height + 1) / 2, cols = (p.width + 1) / 2;
+    LowpassPlanes planes{low, int64_t(p.channels) * rows * cols, rows, cols, 0, 0, 1};
+    int item = tile * G * G;
+    if constexpr (G == 0) {
+      const TileIndex at(p, tile);
+      item = at.item;
+      planes.y = at.y / 2, planes.x = at.x / 2;
+    } else {
+      planes.items = p.batch - item;
+    }
+    if (low) planes.channel += (int64_t(item) * p.channels + channel) * rows * cols;
+    return planes;
   };
 
-  const int rows = (p.height + 1) / 2, cols = (p.width + 1) / 2;
   const int last = first_tile((split + 1) * p.parts);
   int tile = first_tile(split * p.parts);
   if (tile < last) start(tile);
@@ -177,22 +208,17 @@ __global__ void __launch_bounds__(kPatchThreads, kGradBlocks<T, K>)
   for (int part = split * p.parts; part < (split + 1) * p.parts; ++part) {
 #pragma unroll 1
     for (const int end = first_tile(part + 1); tile < end; ++tile) {
-      const TileIndex at(p, tile);
       wait_for_copies();
       __syncthreads();
-      analyse_pixels<WG, T>(grad, grad_bands);
-      analyse_pixels<WX, T>(input, input_bands);
+      analyse_pixels<WG>(grad, grad_bands);
+      analyse_pixels<WX>(input, input_bands);
       if (p.base_wanted) correlate_pixels<WG, WX, T, K>(grad, input, base);
       __syncthreads();
       if (tile + 1 < last) start(tile + 1);
       if (p.level_wanted) correlate_band<WG, WX, K>(grad_bands, input_bands, band);
-      if (p.bias_wanted || p.low_grad) {
-        const int64_t plane = (int64_t(at.item) * p.channels + channel) * rows * cols;
-        bias += store_lowpass<WG>(grad_bands, p.low_grad ? p.low_grad + plane : nullptr, rows, cols,
-                                  at.y / 2, at.x / 2);
-        if (p.low_input)
-          store_lowpass<WX>(input_bands, p.low_input + plane, rows, cols, at.y / 2, at.x / 2);
-      }
+      if (p.bias_wanted || p.low_grad)
+        bias += store_lowpass<WG>(grad_bands, lowpass_of(p.low_grad, tile));
+      if (p.low_input) store_lowpass<WX>(input_bands, lowpass_of(p.low_input, tile));
     }
     write_partials<K>(
         base, band, bias, exchange,
@@ -201,21 +227,37 @@ __global__ void __launch_bounds__(kPatchThreads, kGradBlocks<T, K>)
   }
 }
 
-template <class T, int K>
+template <class T, int K, int G>
 const char* launch(const PatchGradLaunch& p, cudaStream_t stream) {
-  return launch_kernel(&patch_weight_grad_kernel<T, K>, p, int64_t(p.channels) * p.splits,
-                       kPatchThreads, kGradBytes<T, K>, stream);
+  return launch_kernel(&patch_weight_grad_kernel<T, K, G>, p, int64_t(p.channels) * p.splits,
+                       kPatchThreads, GradMemory<T, K, G>::kBytes, stream);
+}
+
+template <class T, int K>
+const char* launch_cells(const PatchGradLaunch& p, cudaStream_t stream) {
+  switch (p.cells) {
+    case 0:
+      return launch<T, K, 0>(p, stream);
+    case 1:
+      return launch<T, K, 1>(p, stream);
+    case 2:
+      return launch<T, K, 2>(p, stream);
+    case 4:
+      return launch<T, K, 4>(p, stream);
+    default:
+      return launch<T, K, 8>(p, stream);
+  }
 }
 
 template <class T>
 const char* launch_size(const PatchGradLaunch& p, cudaStream_t stream) {
   switch (p.kernel_size) {
     case 3:
-      return launch<T, 3>(p, stream);
+      return launch_cells<T, 3>(p, stream);
     case 5:
-      return launch<T, 5>(p, stream);
+      return launch_cells<T, 5>(p, stream);
     default:
-      return launch<T, 7>(p, stream);
+      return launch_cells<T, 7>(p, stream);
   }
 }
 

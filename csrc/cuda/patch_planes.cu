@@ -1,0 +1,245 @@
+// The operator on planes that fit a tile, all levels on chip, G x G batch items of a channel at
+// once.
+//
+// The cells of a tile are parted by zeros, which are the convolution's padding. A level whose cells
+// are as wide as a thread's four coefficients is filtered like those of large planes; the few
+// coefficients past it are dense, and each is summed on its own. x is read once and y written once.
+#include "launch.cuh"
+#include "patch_planes.cuh"
+#include "patch_synthesis.cuh"
+
+namespace wtconv::cuda {
+namespace {
+
+// Memory of a block. Levels from kSmall on are dense: [band][row][col] of the tile.
+template <class T, int K, int G>
+struct Planes {
+  static constexpr int kSmall = G < 8 ? 3 : 2;
+  using W = Window<T, K / 2, kSmall - 1, G>;
+  static constexpr int side(int level) { return kPatchTile >> level; }
+  static constexpr int offset(int level) {
+    return level == kSmall ? 0 : offset(level - 1) + kSubbands * side(level - 1) * side(level - 1);
+  }
+  static constexpr int kLevels = G == 1 ? 6 : G == 2 ? 5 : G == 4 ? 4 : 3;  // down to 1 x 1
+  static constexpr int kSmallFloats = offset(kLevels + 1);
+  static constexpr int kBands = W::kPixelBytes;
+  static constexpr int kRaw = kBands + W::kFloats * int(sizeof(float));
+  static constexpr int kFiltered = kRaw + kSmallFloats * int(sizeof(float));
+  static constexpr int kLevel2 = kFiltered + kSmallFloats * int(sizeof(float));
+  static constexpr int kWeights =
+      kLevel2 + (kSmall > 2 ? kSubbands * side(2) * side(2) * int(sizeof(float)) : 0);
+  static constexpr int kBytes =
+      kWeights + ((1 + kSubbands * kLevels) * round_up(K * K, 4) + 4) * int(sizeof(float));
+  static constexpr int kMost = 228 * 1024 / (kBytes + 1024);
+  static constexpr int kBlocks = kMost < 4 ? kMost : 4;
+};
+
+// Offset of a small level when the level is known at run time.
+template <class P>
+__device__ __forceinline__ int small_offset(int level) {
+  const auto area = [](int l) { return 1 << (2 * (7 - l)); };
+  return kSubbands * (area(P::kSmall) - area(level)) / 3;
+}
+
+// A dense level; `finer(row, col)` points to the 2 x 2 low-pass coefficients of a pitch.
+template <class Finer>
+__device__ __forceinline__ void analyse_small(int side, int pitch, Finer finer, float* raw) {
+  for (int i = threadIdx.x; i < side * side; i += kPatchThreads) {
+    const float* p = finer(i / side, i % side);
+    float value[kSubbands];
+    haar_butterfly<float>(p[0], p[1], p[pitch], p[pitch + 1], value);
+#pragma unroll
+    for (int b = 0; b < kSubbands; ++b) raw[b * side * side + i] = value[b];
+  }
+}
+
+// The dense levels: one coefficient at a time, over those of its own cell that the taps reach.
+template <class P, int K>
+__device__ __forceinline__ void filter_small(const float* raw, const float* weights, int levels,
+                                             float* filtered) {
+  constexpr int R = K / 2;
+#pragma unroll 1
+  for (int level = P::kSmall; level <= levels; ++level) {
+    const int side = kPatchTile >> level, cell = side / P::W::kCells, area = side * side;
+    const int offset = small_offset<P>(level);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kSubbands * area; i += kPatchThreads) {
+      const int band = i / area, y = i % area / side, x = i % side;
+      const int top = y & ~(cell - 1), left = x & ~(cell - 1);
+      const float* taps = weights + (4 * level - 3 + band) * round_up(K * K, 4);
+      float sum = 0;
+      for (int r = max(top, y - R); r < min(top + cell, y + R + 1); ++r) {
+        for (int c = max(left, x - R); c < min(left + cell, x + R + 1); ++c) {
+          sum += taps[(r - y + R) * K + c - x + R] * raw[offset + band * area + r * side + c];
+        }
+      }
+      filtered[offset + i] = sum;
+    }
+  }
+}
+
+// The reconstruction of levels >= 3 at this thread's two coefficients of level 2: the closed form.
+template <class P>
+__device__ __forceinline__ void synthesise_small(const float* filtered, int levels,
+                                                 float (&low)[2]) {
+  const int y = threadIdx.x / kPatchesX, x = threadIdx.x % kPatchesX;
+  low[0] = low[1] = 0;
+#pragma unroll 1
+  for (int level = 3; level <= levels; ++level) {
+    const int side = kPatchTile >> level, area = side * side, shift = level - 2;
+    const float* f = filtered + small_offset<P>(level) + (y >> shift) * side + (x >> (shift - 1));
+    const bool odd_y = (y >> (shift - 1)) & 1;
+    const float ll = f[0], lh = odd_y ? -f[area] : f[area], hl = f[2 * area],
+                hh = odd_y ? -f[3 * area] : f[3 * area];
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      const bool odd_x = ((2 * x + u) >> (shift - 1)) & 1;
+      low[u] += (ll + lh) + (odd_x ? -(hl + hh) : hl + hh);
+    }
+  }
+}
+
+template <class T, int K, int G>
+__global__ void __launch_bounds__(kPatchThreads, Planes<T, K, G>::kBlocks)
+    patch_planes_kernel(const __grid_constant__ PatchLaunch p) {
+  using P = Planes<T, K, G>;
+  using W = typename P::W;
+  extern __shared__ __align__(16) unsigned char shared[];
+  T* pixels = reinterpret_cast<T*>(shared);
+  float* bands = reinterpret_cast<float*>(shared + P::kBands);
+  float* raw = reinterpret_cast<float*>(shared + P::kRaw);
+  float* filtered = reinterpret_cast<float*>(shared + P::kFiltered);
+  float* weights = reinterpret_cast<float*>(shared + P::kWeights);
+
+  clear(shared, P::kBytes);
+  const TileRange range(p.tiles);
+  const auto start = [&](int tile) {
+    if (tile >= range.last) return;
+    const PlaneIndex<G> at(p.batch, tile);
+    fill_planes<W>(static_cast<const T*>(p.input.data) + at.channel * p.input.stride_c, p.input,
+                   p.input_bytes, p.height, p.width, at.first, p.batch, pixels);
+  };
+
+  const int py = threadIdx.x / kPatchesX * kPatchRows, px = threadIdx.x % kPatchesX * kPatchCols;
+  const int y = py % W::cell(0), x = px % W::cell(0);
+  const int item = py / W::cell(0) * G + px / W::cell(0);
+  int channel = -1;
+  start(range.first);
+#pragma unroll 1
+  for (int tile = range.first; tile < range.last; ++tile) {
+    const PlaneIndex<G> at(p.batch, tile);
+    if (at.channel != channel) {
+      channel = at.channel;
+      __syncthreads();
+      load_taps<K>(p.params, channel, p.levels, weights);
+    }
+    wait_for_copies();
+    __syncthreads();
+    float sum[kPatchRows][kPatchCols];
+    const float bias = weights[(1 + kSubbands * p.levels) * round_up(K * K, 4)];
+#pragma unroll
+    for (int r = 0; r < kPatchRows; ++r) {
+#pragma unroll
+      for (int u = 0; u < kPatchCols; ++u) sum[r][u] = bias;
+    }
+    base_path<W, T, K>(pixels, weights, sum);
+    analyse_pixels<W>(pixels, bands);
+    __syncthreads();
+    start(tile + 1);
+    float low[2][4] = {};
+    if (p.levels > 1) {
+      if constexpr (P::kSmall == 3) {
+        analyse_level<W, 2>(bands);
+        __syncthreads();
+      }
+#pragma unroll 1
+      for (int level = P::kSmall; level <= p.levels; ++level) {
+        const int side = kPatchTile >> level;
+        float* out = raw + small_offset<P>(level);
+        if (level == P::kSmall) {
+          analyse_small(
+              side, W::pitch(level - 1),
+              [&](int r, int c) {
+                return bands + W::offset(P::kSmall - 1) + W::stored(P::kSmall - 1, 2 * r, 2 * c);
+              },
+              out);
+        } else {
+          const float* finer = raw + small_offset<P>(level - 1);
+          analyse_small(
+              side, 2 * side, [&](int r, int c) { return finer + 4 * r * side + 2 * c; }, out);
+        }
+        __syncthreads();
+      }
+      filter_small<P, K>(raw, weights, p.levels, filtered);
+      float* level2 = filtered;
+      if constexpr (P::kSmall == 3) {
+        const int band = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const int row = lane / 4 * 2, col = lane % 4 * 4;
+        float value[2][4] = {};
+        filter<W, K, 2>(bands, band, weights + (5 + band) * round_up(K * K, 4), row, col, value);
+        level2 = reinterpret_cast<float*>(shared + P::kLevel2);
+        write_filtered<P::side(2)>(level2 + band * P::side(2) * P::side(2), row, col, value);
+      }
+      __syncthreads();
+      float low2[2];
+      synthesise_small<P>(filtered, p.levels, low2);
+      synthesise_level2<P::side(2)>(level2, low2, low);
+    }
+    add_level1<W, K>(bands, weights, low, sum);
+    if (at.first + item < p.batch && y < p.height && x < p.width) {
+      T* out = static_cast<T*>(p.output.data) + (at.first + item) * p.output.stride_b +
+               channel * p.output.stride_c + y * p.output.stride_y + x * p.output.stride_x;
+      store_patch<T>(p, out, p.height - y, p.width - x, sum);
+    }
+  }
+}
+
+template <class T, int K, int G>
+const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
+  using P = Planes<T, K, G>;
+  const int most = P::kBlocks * multiprocessors;
+  return launch_kernel(&patch_planes_kernel<T, K, G>, p, p.tiles < most ? p.tiles : most,
+                       kPatchThreads, P::kBytes, stream);
+}
+
+template <class T, int K>
+const char* launch_cells(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
+  switch (p.cells) {
+    case 1:
+      return launch<T, K, 1>(p, multiprocessors, stream);
+    case 2:
+      return launch<T, K, 2>(p, multiprocessors, stream);
+    case 4:
+      return launch<T, K, 4>(p, multiprocessors, stream);
+    default:
+      return launch<T, K, 8>(p, multiprocessors, stream);
+  }
+}
+
+template <class T>
+const char* launch_size(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
+  switch (p.kernel_size) {
+    case 3:
+      return launch_cells<T, 3>(p, multiprocessors, stream);
+    case 5:
+      return launch_cells<T, 5>(p, multiprocessors, stream);
+    default:
+      return launch_cells<T, 7>(p, multiprocessors, stream);
+  }
+}
+
+}  // namespace
+
+const char* launch_patch_planes(const PatchLaunch& p, DType activations, int multiprocessors,
+                                cudaStream_t stream) {
+  switch (activations) {
+    case DType::kFloat16:
+      return launch_size<__half>(p, multiprocessors, stream);
+    case DType::kBFloat16:
+      return launch_size<__nv_bfloat16>(p, multiprocessors, stream);
+    default:
+      return launch_size<float>(p, multiprocessors, stream);
+  }
+}
+
+}  // namespace wtconv::cuda
