@@ -79,17 +79,16 @@ class WeightGradient {
     launch.tiles_x = (input.width + kPatchTile - 1) / kPatchTile;
     launch.cells = choice.cells;
     launch.tiles = patch_tiles(problem, choice);
-    const GradSplit split = split_grad_tiles(call_.channels, launch.tiles,
-                                             device_properties(call_.device).multiprocessors);
-    launch.splits = split.splits, launch.parts = split.parts;
+    constexpr int kBlocks = 3;  // of a multiprocessor
+    launch.splits = split_tiles(call_.channels, launch.tiles,
+                                kBlocks * device_properties(call_.device).multiprocessors);
+    launch.parts = grad_parts(launch.tiles, launch.splits);
     launch.base_wanted = wants_level(first_level, 0);
     launch.level_wanted = wants_level(first_level, 1);
     launch.bias_wanted = wants_bias(first_level);
     launch.grad_bytes = access_bytes(grad_output);
     launch.input_bytes = access_bytes(input);
-    launch.wide_grad = launch.grad_bytes == 16;
-    launch.wide_input = launch.input_bytes == 16;
-    const Tensor sums = partials(split.splits * split.parts, 1, input.dtype);
+    const Tensor sums = partials(int64_t(launch.splits) * launch.parts, 1, input.dtype);
     launch.partials = static_cast<float*>(sums.mutable_data_ptr());
     std::pair<Tensor, Plane> low_grad, low_input;
     const bool deeper = first_level + 1 < call_.levels() && wants_beyond(first_level + 1);

@@ -187,21 +187,27 @@ PatchChoice choose_patch_grad(const Problem& p) {
   return {std::min(choice.levels, 1), choice.cells};
 }
 
-// The fewest rounds of tiles, a round being what the multiprocessors hold at once, three blocks
-// each; a block costs about a tile more. A partial sum covers no more than 16 tiles: 512 products a
-// thread, which keeps the rounding of float32 sums below 1e-6.
-GradSplit split_grad_tiles(int channels, int64_t tiles, int multiprocessors) {
-  constexpr int kBlocks = 3, kMostTiles = 16, kMostSplits = 1024;
-  const int64_t slots = int64_t(kBlocks) * multiprocessors;
-  const auto cost = [&](int64_t splits) {
-    return (channels * splits + slots - 1) / slots * ((tiles + splits - 1) / splits + 1);
+// The fewest rounds of tiles, a round being what the slots hold; a block costs about a tile more,
+// for its weights and the wait for its first window.
+int split_tiles(int channels, int tiles, int slots) {
+  constexpr int kMostSplits = 1024;
+  const auto cost = [&](int splits) {
+    const int64_t rounds = (int64_t(channels) * splits + slots - 1) / slots;
+    return rounds * ((tiles + splits - 1) / splits + 1);
   };
-  int64_t best = 1;
-  for (int64_t splits = 2; splits <= std::min<int64_t>(tiles, kMostSplits); ++splits) {
+  int best = 1;
+  for (int splits = 2; splits <= std::min(tiles, kMostSplits); ++splits) {
     if (cost(splits) < cost(best)) best = splits;
   }
-  const int64_t of_block = (tiles + best - 1) / best;
-  return {int(best), int((of_block + kMostTiles - 1) / kMostTiles)};
+  return best;
+}
+
+// A partial sum covers no more than 16 tiles: 512 products a thread, which keeps the rounding of
+// float32 sums below 1e-6.
+int grad_parts(int tiles, int splits) {
+  constexpr int kMostTiles = 16;
+  const int of_block = (tiles + splits - 1) / splits;
+  return (of_block + kMostTiles - 1) / kMostTiles;
 }
 
 TileShape choose_tile(const Problem& p, const Device& device) {

@@ -30,13 +30,12 @@ PatchChoice choose_patch(const Problem& problem);
 // Tiles of a channel.
 int patch_tiles(const Problem& problem, const PatchChoice& choice);
 
-// How the tiles of a channel are split among blocks, and those of a block into partial sums.
-struct GradSplit {
-  int splits, parts;
-};
+// Blocks of a channel, where the multiprocessors hold `slots` blocks at once.
+int split_tiles(int channels, int tiles, int slots);
+// Partial sums that a block writes for its share of a channel's tiles.
+int grad_parts(int tiles, int splits);
 // The base path and the first level, or the tile kernel.
 PatchChoice choose_patch_grad(const Problem& problem);
-GradSplit split_grad_tiles(int channels, int64_t tiles, int multiprocessors);
 
 // The shapes of one launch of the weight gradient: grad_output padded, the input not.
 struct GradShapes {

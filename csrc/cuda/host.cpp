@@ -191,9 +191,8 @@ void Call::run_patches(const Plane& input, const Plane& output, int first_level,
   launch.tiles_y = (input.height + kPatchTile - 1) / kPatchTile;
   launch.tiles_x = (input.width + kPatchTile - 1) / kPatchTile;
   launch.cells = choice.cells;
-  launch.tiles = channels * patch_tiles(problem(input, first_level, adjoint), choice);
+  launch.tiles = patch_tiles(problem(input, first_level, adjoint), choice);
   launch.input_bytes = access_bytes(input);
-  launch.wide_input = launch.input_bytes == 16;
   launch.wide_output = access_bytes(output) == 16;
   std::pair<Tensor, Plane> coarse;
   if (first_level + levels < this->levels()) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "element.cuh"
+#include "heuristic.h"
 #include "launch.h"
 
 namespace wtconv::cuda {
@@ -38,6 +39,15 @@ const char* launch_kernel(Kernel* kernel, const Params& p, int64_t blocks, int t
   kernel<<<dim3(unsigned(blocks)), threads, shared_bytes, stream>>>(p);
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+// A forward patch kernel of which the multiprocessors hold `slots` blocks at once.
+template <class Kernel>
+const char* launch_patches(Kernel* kernel, PatchLaunch p, int slots, int shared_bytes,
+                           cudaStream_t stream) {
+  p.splits = split_tiles(p.channels, p.tiles, slots);
+  return launch_kernel(kernel, p, int64_t(p.channels) * p.splits, kPatchThreads, shared_bytes,
+                       stream);
 }
 
 // f(T(), A()) for the stored type of a dtype and its accumulator type.

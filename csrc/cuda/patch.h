@@ -20,10 +20,11 @@ struct PatchLaunch {
   const void* coarse;  // [B, C, ceil(H / 2^levels), ...] float32, or null
   int coarse_rows, coarse_cols;
   int batch, channels, height, width, kernel_size, levels;
-  int tiles_y, tiles_x, tiles;  // of a plane, and of all planes
+  int tiles_y, tiles_x, tiles;  // of a plane, and of a channel
   int cells;                    // planes of a tile on each side; 0: a plane has many tiles
+  int splits;                   // blocks of a channel
   int input_bytes;              // of one access to the input
-  bool wide_input, wide_output;  // accesses of 16 bytes instead of an element
+  bool wide_output;             // accesses of 16 bytes instead of an element
 };
 
 // Weight gradients of the base path and of the first level. A block takes `parts` of the
@@ -37,7 +38,6 @@ struct PatchGradLaunch {
   int cells, grad_bytes, input_bytes;  // as above
   int splits, parts;
   bool base_wanted, level_wanted, bias_wanted;
-  bool wide_grad, wide_input;
 };
 
 }  // namespace wtconv::cuda

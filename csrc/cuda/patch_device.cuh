@@ -268,24 +268,27 @@ __device__ __forceinline__ void filter(const float* bands, int band, const float
       sum);
 }
 
-// The tiles of a block: a contiguous part of all, so that most of them share their channel.
-struct TileRange {
-  int first, last;
-  __device__ __forceinline__ explicit TileRange(int total)
-      : first(int(int64_t(total) * blockIdx.x / gridDim.x)),
-        last(int(int64_t(total) * (blockIdx.x + 1) / gridDim.x)) {}
+// The tiles of a block: one channel, every `step`-th of its tiles. Blocks that run at the same time
+// are neighbouring channels of the same tiles, which share the sectors of a channels_last tensor.
+struct BlockTiles {
+  int channel, first, step, count;
+  template <class Launch>
+  __device__ __forceinline__ explicit BlockTiles(const Launch& p)
+      : channel(blockIdx.x % p.channels),
+        first(blockIdx.x / p.channels),
+        step(p.splits),
+        count((p.tiles - first + step - 1) / step) {}
 };
 
+// A tile of a large plane: batch item and first pixel.
 struct TileIndex {
-  int channel, item, y, x;
+  int item, y, x;
   template <class Launch>
   __device__ __forceinline__ TileIndex(const Launch& p, int tile) {
     x = tile % p.tiles_x * kPatchTile;
     tile /= p.tiles_x;
     y = tile % p.tiles_y * kPatchTile;
-    tile /= p.tiles_y;
-    item = tile % p.batch;
-    channel = tile / p.batch;
+    item = tile / p.tiles_y;
   }
 };
 

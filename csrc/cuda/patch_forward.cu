@@ -68,13 +68,13 @@ __device__ __forceinline__ void synthesise_deep_levels(const float* bands, const
 
 // What the levels past L add at the coefficients of level L of this thread.
 template <int L, int kRows, int kCols>
-__device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileIndex& at,
+__device__ __forceinline__ void load_coarse(const PatchLaunch& p, int channel, const TileIndex& at,
                                             float (&low)[kRows][kCols]) {
   const int y = (at.y + int(threadIdx.x) / kPatchesX * kPatchRows) >> L,
             x = (at.x + int(threadIdx.x) % kPatchesX * kPatchCols) >> L;
   const float* coarse =
       static_cast<const float*>(p.coarse) +
-      ((int64_t(at.item) * p.channels + at.channel) * p.coarse_rows + y) * p.coarse_cols + x;
+      ((int64_t(at.item) * p.channels + channel) * p.coarse_rows + y) * p.coarse_cols + x;
   constexpr float kFactor = 1.0f / (1 << L);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -108,24 +108,21 @@ __global__ void __launch_bounds__(kPatchThreads, Memory<T, K, L>::kBlocks)
   float* bands = reinterpret_cast<float*>(shared + M::kBands);
   float* weights = reinterpret_cast<float*>(shared + M::kWeights);
 
-  const TileRange range(p.tiles);
-  const auto start = [&](int tile) {
-    if (tile >= range.last) return;
-    const TileIndex at(p, tile);
-    const T* plane = static_cast<const T*>(p.input.data) + at.item * p.input.stride_b +
-                     at.channel * p.input.stride_c;
-    fill<W, T>(plane, p.input, p.height, p.width, at.y, at.x, p.wide_input, pixels);
+  const BlockTiles tiles(p);
+  const T* input = static_cast<const T*>(p.input.data) + tiles.channel * p.input.stride_c;
+  T* output = static_cast<T*>(p.output.data) + tiles.channel * p.output.stride_c;
+  const auto start = [&](int n) {
+    if (n >= tiles.count) return;
+    const TileIndex at(p, tiles.first + n * tiles.step);
+    fill<W>(input + at.item * p.input.stride_b, p.input, p.height, p.width, at.y, at.x,
+            p.input_bytes == 16, pixels);
   };
 
-  int channel = -1;
-  start(range.first);
-  for (int tile = range.first; tile < range.last; ++tile) {
-    const TileIndex at(p, tile);
-    if (at.channel != channel) {
-      channel = at.channel;
-      __syncthreads();
-      load_taps<K>(p.params, channel, L, weights);
-    }
+  load_taps<K>(p.params, tiles.channel, L, weights);
+  start(0);
+#pragma unroll 1
+  for (int n = 0; n < tiles.count; ++n) {
+    const TileIndex at(p, tiles.first + n * tiles.step);
     wait_for_copies();
     __syncthreads();
     float sum[kPatchRows][kPatchCols];
@@ -139,20 +136,19 @@ __global__ void __launch_bounds__(kPatchThreads, Memory<T, K, L>::kBlocks)
     base_path<W, T, K>(pixels, weights, sum);
     analyse_pixels<W>(pixels, bands);
     __syncthreads();
-    start(tile + 1);
+    start(n + 1);
     if constexpr (L == 1) {
-      load_coarse<1>(p, at, low);
+      load_coarse<1>(p, tiles.channel, at, low);
     } else {
       float coarse[1][L > 2 ? 1 : 2];
-      load_coarse<L>(p, at, coarse);
+      load_coarse<L>(p, tiles.channel, at, coarse);
       filter_deep_levels<W, K, L>(bands, weights);
       synthesise_deep_levels<W, L>(bands, coarse[0], low);
     }
     add_level1<W, K>(bands, weights, low, sum);
     const int y = at.y + threadIdx.x / kPatchesX * kPatchRows,
               x = at.x + threadIdx.x % kPatchesX * kPatchCols;
-    T* out = static_cast<T*>(p.output.data) + at.item * p.output.stride_b +
-             at.channel * p.output.stride_c + y * p.output.stride_y + x * p.output.stride_x;
+    T* out = output + at.item * p.output.stride_b + y * p.output.stride_y + x * p.output.stride_x;
     store_patch<T>(p, out, p.height - y, p.width - x, sum);
   }
 }
@@ -160,9 +156,8 @@ __global__ void __launch_bounds__(kPatchThreads, Memory<T, K, L>::kBlocks)
 template <class T, int K, int L>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
   using M = Memory<T, K, L>;
-  const int most = M::kBlocks * multiprocessors;
-  return launch_kernel(&patch_forward_kernel<T, K, L>, p, p.tiles < most ? p.tiles : most,
-                       kPatchThreads, M::kBytes, stream);
+  return launch_patches(&patch_forward_kernel<T, K, L>, p, M::kBlocks * multiprocessors, M::kBytes,
+                        stream);
 }
 
 template <class T, int K>

@@ -112,27 +112,23 @@ __global__ void __launch_bounds__(kPatchThreads, Planes<T, K, G>::kBlocks)
   float* weights = reinterpret_cast<float*>(shared + P::kWeights);
 
   clear(shared, P::kBytes);
-  const TileRange range(p.tiles);
-  const auto start = [&](int tile) {
-    if (tile >= range.last) return;
-    const PlaneIndex<G> at(p.batch, tile);
-    fill_planes<W>(static_cast<const T*>(p.input.data) + at.channel * p.input.stride_c, p.input,
-                   p.input_bytes, p.height, p.width, at.first, p.batch, pixels);
+  const BlockTiles tiles(p);
+  const T* input = static_cast<const T*>(p.input.data) + tiles.channel * p.input.stride_c;
+  T* output = static_cast<T*>(p.output.data) + tiles.channel * p.output.stride_c;
+  const auto first_item = [&](int n) { return (tiles.first + n * tiles.step) * G * G; };
+  const auto start = [&](int n) {
+    if (n >= tiles.count) return;
+    fill_planes<W>(input, p.input, p.input_bytes, p.height, p.width, first_item(n), p.batch,
+                   pixels);
   };
 
   const int py = threadIdx.x / kPatchesX * kPatchRows, px = threadIdx.x % kPatchesX * kPatchCols;
   const int y = py % W::cell(0), x = px % W::cell(0);
-  const int item = py / W::cell(0) * G + px / W::cell(0);
-  int channel = -1;
-  start(range.first);
+  const int cell = py / W::cell(0) * G + px / W::cell(0);
+  load_taps<K>(p.params, tiles.channel, p.levels, weights);
+  start(0);
 #pragma unroll 1
-  for (int tile = range.first; tile < range.last; ++tile) {
-    const PlaneIndex<G> at(p.batch, tile);
-    if (at.channel != channel) {
-      channel = at.channel;
-      __syncthreads();
-      load_taps<K>(p.params, channel, p.levels, weights);
-    }
+  for (int n = 0; n < tiles.count; ++n) {
     wait_for_copies();
     __syncthreads();
     float sum[kPatchRows][kPatchCols];
@@ -145,7 +141,7 @@ __global__ void __launch_bounds__(kPatchThreads, Planes<T, K, G>::kBlocks)
     base_path<W, T, K>(pixels, weights, sum);
     analyse_pixels<W>(pixels, bands);
     __syncthreads();
-    start(tile + 1);
+    start(n + 1);
     float low[2][4] = {};
     if (p.levels > 1) {
       if constexpr (P::kSmall == 3) {
@@ -186,9 +182,9 @@ __global__ void __launch_bounds__(kPatchThreads, Planes<T, K, G>::kBlocks)
       synthesise_level2<P::side(2)>(level2, low2, low);
     }
     add_level1<W, K>(bands, weights, low, sum);
-    if (at.first + item < p.batch && y < p.height && x < p.width) {
-      T* out = static_cast<T*>(p.output.data) + (at.first + item) * p.output.stride_b +
-               channel * p.output.stride_c + y * p.output.stride_y + x * p.output.stride_x;
+    const int item = first_item(n) + cell;
+    if (item < p.batch && y < p.height && x < p.width) {
+      T* out = output + item * p.output.stride_b + y * p.output.stride_y + x * p.output.stride_x;
       store_patch<T>(p, out, p.height - y, p.width - x, sum);
     }
   }
@@ -197,9 +193,8 @@ __global__ void __launch_bounds__(kPatchThreads, Planes<T, K, G>::kBlocks)
 template <class T, int K, int G>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
   using P = Planes<T, K, G>;
-  const int most = P::kBlocks * multiprocessors;
-  return launch_kernel(&patch_planes_kernel<T, K, G>, p, p.tiles < most ? p.tiles : most,
-                       kPatchThreads, P::kBytes, stream);
+  return launch_patches(&patch_planes_kernel<T, K, G>, p, P::kBlocks * multiprocessors, P::kBytes,
+                        stream);
 }
 
 template <class T, int K>

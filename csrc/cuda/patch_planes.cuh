@@ -12,17 +12,6 @@ __device__ __forceinline__ void clear(unsigned char* shared, int bytes) {
   __syncthreads();
 }
 
-// The channel of a tile and its first batch item.
-template <int G>
-struct PlaneIndex {
-  int channel, first;
-  __device__ __forceinline__ PlaneIndex(int batch, int tile) {
-    const int groups = (batch + G * G - 1) / (G * G);
-    channel = tile / groups;
-    first = tile % groups * G * G;
-  }
-};
-
 template <class W, int kBytes, class T>
 __device__ __forceinline__ void fill_cells(const T* channel, const View& view, int height,
                                            int width, int first, int batch, T* pixels) {

@@ -168,22 +168,23 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<T, K, G>::kBlocks)
   float* exchange = reinterpret_cast<float*>(shared + M::kExchange);
   if constexpr (G > 0) clear(shared, M::kBytes);
 
-  const int channel = blockIdx.x / p.splits, split = blockIdx.x % p.splits;
-  const int parts = p.splits * p.parts;
-  const auto first_tile = [&](int part) { return int(int64_t(p.tiles) * part / parts); };
-  const auto start = [&](int tile) {
-    const auto copy = [&](auto window, const View& v, bool wide, int bytes, T* pixels) {
+  const BlockTiles tiles(p);
+  const auto tile_at = [&](int n) { return tiles.first + n * tiles.step; };
+  const auto start = [&](int n) {
+    if (n >= tiles.count) return;
+    const auto copy = [&](auto window, const View& v, int bytes, T* pixels) {
       using W = decltype(window);
-      const T* origin = static_cast<const T*>(v.data) + channel * v.stride_c;
+      const T* origin = static_cast<const T*>(v.data) + tiles.channel * v.stride_c;
       if constexpr (G > 0) {
-        fill_planes<W>(origin, v, bytes, p.height, p.width, tile * G * G, p.batch, pixels);
+        fill_planes<W>(origin, v, bytes, p.height, p.width, tile_at(n) * G * G, p.batch, pixels);
       } else {
-        const TileIndex at(p, tile);
-        fill<W>(origin + at.item * v.stride_b, v, p.height, p.width, at.y, at.x, wide, pixels);
+        const TileIndex at(p, tile_at(n));
+        fill<W>(origin + at.item * v.stride_b, v, p.height, p.width, at.y, at.x, bytes == 16,
+                pixels);
       }
     };
-    copy(WG(), p.grad_output, p.wide_grad, p.grad_bytes, grad);
-    copy(WX(), p.input, p.wide_input, p.input_bytes, input);
+    copy(WG(), p.grad_output, p.grad_bytes, grad);
+    copy(WX(), p.input, p.input_bytes, input);
   };
   const auto lowpass_of = [&](float* low, int tile) {
     const int rows = (p.height + 1) / 2, cols = (p.width + 1) / 2;
@@ -196,33 +197,31 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<T, K, G>::kBlocks)
     } else {
       planes.items = p.batch - item;
     }
-    if (low) planes.channel += (int64_t(item) * p.channels + channel) * rows * cols;
+    if (low) planes.channel += (int64_t(item) * p.channels + tiles.channel) * rows * cols;
     return planes;
   };
 
-  const int last = first_tile((split + 1) * p.parts);
-  int tile = first_tile(split * p.parts);
-  if (tile < last) start(tile);
+  start(0);
   float base[K * K] = {}, band[K * K] = {}, bias = 0;
 #pragma unroll 1
-  for (int part = split * p.parts; part < (split + 1) * p.parts; ++part) {
+  for (int part = 0; part < p.parts; ++part) {
 #pragma unroll 1
-    for (const int end = first_tile(part + 1); tile < end; ++tile) {
+    for (int n = tiles.count * part / p.parts; n < tiles.count * (part + 1) / p.parts; ++n) {
       wait_for_copies();
       __syncthreads();
       analyse_pixels<WG>(grad, grad_bands);
       analyse_pixels<WX>(input, input_bands);
       if (p.base_wanted) correlate_pixels<WG, WX, T, K>(grad, input, base);
       __syncthreads();
-      if (tile + 1 < last) start(tile + 1);
+      start(n + 1);
       if (p.level_wanted) correlate_band<WG, WX, K>(grad_bands, input_bands, band);
       if (p.bias_wanted || p.low_grad)
-        bias += store_lowpass<WG>(grad_bands, lowpass_of(p.low_grad, tile));
-      if (p.low_input) store_lowpass<WX>(input_bands, lowpass_of(p.low_input, tile));
+        bias += store_lowpass<WG>(grad_bands, lowpass_of(p.low_grad, tile_at(n)));
+      if (p.low_input) store_lowpass<WX>(input_bands, lowpass_of(p.low_input, tile_at(n)));
     }
-    write_partials<K>(
-        base, band, bias, exchange,
-        p.partials + (int64_t(channel) * parts + part) * ((1 + kSubbands) * K * K + 1));
+    const int64_t index = (int64_t(tiles.channel) * p.splits + tiles.first) * p.parts + part;
+    write_partials<K>(base, band, bias, exchange,
+                      p.partials + index * ((1 + kSubbands) * K * K + 1));
     __syncthreads();
   }
 }
