@@ -272,7 +272,7 @@ def cpp_sources(root: Path, x86: bool, cuda: Cuda | None) -> list[tuple[Path, li
         edges += [(path, []) for path in sorted(csrc.glob(f"{folder}/*.cpp"))]
     if cuda:
         toolkit = [f"-isystem {shlex.quote(str(cuda.include))}"]
-        edges += [(path, toolkit) for path in sorted(csrc.glob("cuda/*.cpp"))]
+        edges += [(path, toolkit) for path in sorted(csrc.glob("cuda/**/*.cpp"))]
     for path in sorted(csrc.glob("cpu/isa/*.cpp")):
         isa = isa_of(path)
         if x86 or isa == "baseline":

@@ -20,7 +20,7 @@ class WeightGradient {
   void run(const Plane& grad_output, const Plane& input, int first_level) const {
     if (!wants_beyond(first_level)) return;
     const Problem problem = call_.problem(grad_output, first_level, true);
-    const PatchChoice choice = choose_patch_grad(problem);
+    const PatchChoice choice = choose_patch_grad(problem, device_properties(call_.device));
     if (choice.levels > 0 && (choice.cells > 0 || !input.channels_last)) {
       run_patches(grad_output, input, first_level, choice, problem);
     } else {

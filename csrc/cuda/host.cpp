@@ -119,8 +119,8 @@ std::pair<Tensor, Plane> Call::lowpass(const Plane& input, int levels) const {
           {output_view(band), in_double ? DType::kFloat64 : DType::kFloat32, rows, cols, false}};
 }
 
-TileParameters Call::parameters(int first_level, int levels, bool adjoint) const {
-  TileParameters result{};
+RawParameters Call::parameters(int first_level, int levels, bool adjoint) const {
+  RawParameters result{};
   if (first_level == 0) {
     result.weight[0] = params.base_weight.const_data_ptr();
     result.scale[0] = params.base_scale.const_data_ptr();
@@ -209,7 +209,7 @@ void Call::run_operator(const Plane& input, const Plane& output, int first_level
                         bool adjoint) const {
   const Device& properties = device_properties(device);
   const Problem problem = this->problem(input, first_level, adjoint);
-  const PatchChoice choice = choose_patch(problem);
+  const PatchChoice choice = choose_patch(problem, properties);
   if (choice.levels > 0) return run_patches(input, output, first_level, choice, adjoint);
   const TileShape shape = choose_tile(problem, properties);
   check_shared_memory(shape.shared_bytes, properties, shape.kernel_size);

@@ -5,8 +5,9 @@
 #include <torch/csrc/stable/ops.h>
 
 #include "../common/tensors.h"
-#include "heuristic.h"
 #include "launch.h"
+#include "patch/choose.h"
+#include "tile/choose.h"
 
 namespace wtconv::cuda {
 
@@ -65,7 +66,7 @@ struct Call {
   // output = F(input), with every kernel rotated and the padding mirrored for the adjoint.
   void run_operator(const Plane& input, const Plane& output, int first_level, bool adjoint) const;
   // Parameters of the `levels` levels after the first `first_level`.
-  TileParameters parameters(int first_level, int levels, bool adjoint) const;
+  RawParameters parameters(int first_level, int levels, bool adjoint) const;
   // The launch of levels first_level .. of `input`, without its shape.
   TileLaunch describe(const Plane& input, int first_level, const TileShape& shape,
                       bool adjoint) const;

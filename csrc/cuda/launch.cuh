@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "element.cuh"
-#include "heuristic.h"
 #include "launch.h"
+#include "patch/choose.h"
 
 namespace wtconv::cuda {
 
@@ -48,6 +48,19 @@ const char* launch_patches(Kernel* kernel, PatchLaunch p, int slots, int shared_
   p.splits = split_tiles(p.channels, p.tiles, slots);
   return launch_kernel(kernel, p, int64_t(p.channels) * p.splits, kPatchThreads, shared_bytes,
                        stream);
+}
+
+// f(T()) for the stored type of a dtype that accumulates in float.
+template <class F>
+const char* dispatch_float(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return f(__half());
+    case DType::kBFloat16:
+      return f(__nv_bfloat16());
+    default:
+      return f(float());
+  }
 }
 
 // f(T(), A()) for the stored type of a dtype and its accumulator type.

@@ -3,7 +3,8 @@
 
 #include <cuda_runtime.h>
 
-#include "patch.h"
+#include "patch/patch.h"
+#include "tile/tile.h"
 
 namespace wtconv::cuda {
 
@@ -21,7 +22,7 @@ struct GradLaunch {
   TileLaunch tile;
   TileShape input_shape;
   View input;
-  bool level_wanted[kMaxTileLevels + 1];
+  bool level_wanted[kMaxLaunchLevels + 1];
   int deepest;  // wanted level
   bool bias_wanted;
   int threads, shared_bytes;
@@ -35,11 +36,11 @@ struct LevelGradient {
 };
 
 struct FinishLaunch {
-  TileParameters params;
+  RawParameters params;
   int channels, kernel_size, levels;
   int64_t num_partials;
   const void* partials;
-  LevelGradient gradients[kMaxTileLevels + 1];  // null where not wanted
+  LevelGradient gradients[kMaxLaunchLevels + 1];  // null where not wanted
   void* grad_bias;
 };
 

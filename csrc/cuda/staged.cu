@@ -2,7 +2,7 @@
 // (sec. 3.1, 3.3), writing filtered coefficients and the raw low-pass band; and the bit-indexed
 // synthesis of all levels in one pass with the base add in its store (eq. synthesis_closed_form).
 #include "launch.cuh"
-#include "tile_device.cuh"
+#include "tile/device.cuh"
 
 namespace wtconv::cuda {
 namespace {

@@ -1,8 +1,8 @@
 // Device code of the tile kernels: work mapping, load, analysis, strip convolution (tile.h).
 #pragma once
 
-#include "../common/haar.h"
-#include "element.cuh"
+#include "../../common/haar.h"
+#include "../element.cuh"
 #include "tile.h"
 
 namespace wtconv::cuda {
@@ -56,7 +56,7 @@ __device__ __forceinline__ int stored(const TileLevel& v, int row, int col) {
 // one slot.
 template <class A>
 __device__ void load_parameters(const TileLaunch& p, int channel, A* weights, A* biases) {
-  const TileParameters& q = p.params;
+  const RawParameters& q = p.params;
   const int taps = p.shape.kernel_size * p.shape.kernel_size,
             slots = 1 + kSubbands * p.shape.levels;
   for (int unit = threadIdx.x / 32; unit < p.shape.group * slots; unit += blockDim.x / 32) {

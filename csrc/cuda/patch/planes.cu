@@ -4,35 +4,12 @@
 // The cells of a tile are parted by zeros, which are the convolution's padding. A level whose cells
 // are as wide as a thread's four coefficients is filtered like those of large planes; the few
 // coefficients past it are dense, and each is summed on its own. x is read once and y written once.
-#include "launch.cuh"
-#include "patch_planes.cuh"
-#include "patch_synthesis.cuh"
+#include "../launch.cuh"
+#include "planes.cuh"
+#include "synthesis.cuh"
 
 namespace wtconv::cuda {
 namespace {
-
-// Memory of a block. Levels from kSmall on are dense: [band][row][col] of the tile.
-template <class T, int K, int G>
-struct Planes {
-  static constexpr int kSmall = G < 8 ? 3 : 2;
-  using W = Window<T, K / 2, kSmall - 1, G>;
-  static constexpr int side(int level) { return kPatchTile >> level; }
-  static constexpr int offset(int level) {
-    return level == kSmall ? 0 : offset(level - 1) + kSubbands * side(level - 1) * side(level - 1);
-  }
-  static constexpr int kLevels = G == 1 ? 6 : G == 2 ? 5 : G == 4 ? 4 : 3;  // down to 1 x 1
-  static constexpr int kSmallFloats = offset(kLevels + 1);
-  static constexpr int kBands = W::kPixelBytes;
-  static constexpr int kRaw = kBands + W::kFloats * int(sizeof(float));
-  static constexpr int kFiltered = kRaw + kSmallFloats * int(sizeof(float));
-  static constexpr int kLevel2 = kFiltered + kSmallFloats * int(sizeof(float));
-  static constexpr int kWeights =
-      kLevel2 + (kSmall > 2 ? kSubbands * side(2) * side(2) * int(sizeof(float)) : 0);
-  static constexpr int kBytes =
-      kWeights + ((1 + kSubbands * kLevels) * round_up(K * K, 4) + 4) * int(sizeof(float));
-  static constexpr int kMost = 228 * 1024 / (kBytes + 1024);
-  static constexpr int kBlocks = kMost < 4 ? kMost : 4;
-};
 
 // Offset of a small level when the level is known at run time.
 template <class P>
@@ -100,9 +77,9 @@ __device__ __forceinline__ void synthesise_small(const float* filtered, int leve
 }
 
 template <class T, int K, int G>
-__global__ void __launch_bounds__(kPatchThreads, Planes<T, K, G>::kBlocks)
+__global__ void __launch_bounds__(kPatchThreads, PlanesMemory<sizeof(T), K, G>::kBlocks)
     patch_planes_kernel(const __grid_constant__ PatchLaunch p) {
-  using P = Planes<T, K, G>;
+  using P = PlanesMemory<sizeof(T), K, G>;
   using W = typename P::W;
   extern __shared__ __align__(16) unsigned char shared[];
   T* pixels = reinterpret_cast<T*>(shared);
@@ -192,49 +169,22 @@ __global__ void __launch_bounds__(kPatchThreads, Planes<T, K, G>::kBlocks)
 
 template <class T, int K, int G>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
-  using P = Planes<T, K, G>;
+  using P = PlanesMemory<sizeof(T), K, G>;
   return launch_patches(&patch_planes_kernel<T, K, G>, p, P::kBlocks * multiprocessors, P::kBytes,
                         stream);
-}
-
-template <class T, int K>
-const char* launch_cells(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
-  switch (p.cells) {
-    case 1:
-      return launch<T, K, 1>(p, multiprocessors, stream);
-    case 2:
-      return launch<T, K, 2>(p, multiprocessors, stream);
-    case 4:
-      return launch<T, K, 4>(p, multiprocessors, stream);
-    default:
-      return launch<T, K, 8>(p, multiprocessors, stream);
-  }
-}
-
-template <class T>
-const char* launch_size(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
-  switch (p.kernel_size) {
-    case 3:
-      return launch_cells<T, 3>(p, multiprocessors, stream);
-    case 5:
-      return launch_cells<T, 5>(p, multiprocessors, stream);
-    default:
-      return launch_cells<T, 7>(p, multiprocessors, stream);
-  }
 }
 
 }  // namespace
 
 const char* launch_patch_planes(const PatchLaunch& p, DType activations, int multiprocessors,
                                 cudaStream_t stream) {
-  switch (activations) {
-    case DType::kFloat16:
-      return launch_size<__half>(p, multiprocessors, stream);
-    case DType::kBFloat16:
-      return launch_size<__nv_bfloat16>(p, multiprocessors, stream);
-    default:
-      return launch_size<float>(p, multiprocessors, stream);
-  }
+  return dispatch_float(activations, [&](auto t) {
+    return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
+      return with_constant(PlaneCells(), p.cells, [&](auto g) {
+        return launch<decltype(t), k(), g()>(p, multiprocessors, stream);
+      });
+    });
+  });
 }
 
 }  // namespace wtconv::cuda

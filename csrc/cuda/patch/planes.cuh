@@ -1,7 +1,7 @@
 // Device code of the patch kernels for planes that fit a tile, G x G of a channel in its cells.
 #pragma once
 
-#include "patch_device.cuh"
+#include "device.cuh"
 
 namespace wtconv::cuda {
 

@@ -10,11 +10,9 @@
 // an H100 when filtering in place made room for five blocks instead of three.
 // In NHWC whole planes of few channels beat tiles of many, although they waste memory sectors:
 // 64x96x56x56 float16 L=5 took 2.12 ms with tiles of 16 channels, 0.77 ms with planes.
-#include "heuristic.h"
+#include "choose.h"
 
 #include <algorithm>
-
-#include "patch.h"
 
 namespace wtconv::cuda {
 namespace {
@@ -111,7 +109,7 @@ bool fits(const TileShape& s, const Problem& p, int shared_bytes) {
 template <class Accept>
 TileShape search(const Problem& p, const Device& device, int blocks, Accept accept) {
   const int limit = device.shared_per_block, share = device.shared_per_multiprocessor / blocks;
-  const int levels = std::min(p.levels, kMaxTileLevels);
+  const int levels = std::min(p.levels, kMaxLaunchLevels);
   // NHWC: neighbouring channels share memory sectors. NCHW: small planes, several to a block.
   int group = 1;
   if (p.channels_last) {
@@ -148,67 +146,6 @@ TileShape search(const Problem& p, const Device& device, int blocks, Accept acce
 }
 
 }  // namespace
-
-int patch_tiles(const Problem& p, const PatchChoice& choice) {
-  if (choice.cells > 0) return int((p.batch - 1) / (choice.cells * choice.cells) + 1);
-  const auto count = [](int pixels) { return (pixels + kPatchTile - 1) / kPatchTile; };
-  return int(p.batch) * count(p.height) * count(p.width);
-}
-
-PatchChoice choose_patch(const Problem& p) {
-  const bool unrolled = p.kernel_size % 2 == 1 && p.kernel_size >= 3 && p.kernel_size <= 9;
-  const int longest = std::max(p.height, p.width), shortest = std::min(p.height, p.width);
-  const int64_t pixels = p.batch * p.channels * p.height * p.width;
-  if (p.accumulator_bytes != 4 || !unrolled || pixels > INT32_MAX * int64_t(1024)) return {0, 0};
-  if (longest <= kPatchTile) {
-    int cells = 1;
-    while (cells < 8 && longest * cells * 2 <= kPatchTile) cells *= 2;
-    const int deepest = cells == 1 ? 6 : cells == 2 ? 5 : cells == 4 ? 4 : 3;
-    // Cells and planes that stay empty cost as much as full ones.
-    const int64_t computed =
-        p.channels * int64_t(patch_tiles(p, {1, cells})) * kPatchTile * kPatchTile;
-    if (p.levels <= deepest && p.kernel_size <= 7 && pixels * 4 >= computed)
-      return {p.levels, cells};
-    return {0, 0};
-  }
-  if (p.channels_last || shortest <= kPatchTile / 2) return {0, 0};
-  // Three levels on chip where they are all: the halo of the third costs more than a low-pass pass
-  // that also serves the levels past it (8x64x256x256 float32 on an H100: L=3 0.219 against 0.246
-  // ms, L=5 0.314 against 0.246).
-  if (p.levels == kMaxPatchLevels && p.kernel_size <= 5) return {kMaxPatchLevels, 0};
-  return {std::min(p.levels, kMaxPatchLevels - 1), 0};
-}
-
-PatchChoice choose_patch_grad(const Problem& p) {
-  if (p.kernel_size > 7) return {0, 0};
-  Problem one_level = p;
-  one_level.levels = 1;
-  const PatchChoice choice = choose_patch(one_level);
-  return {std::min(choice.levels, 1), choice.cells};
-}
-
-// The fewest rounds of tiles, a round being what the slots hold; a block costs about a tile more,
-// for its weights and the wait for its first window.
-int split_tiles(int channels, int tiles, int slots) {
-  constexpr int kMostSplits = 1024;
-  const auto cost = [&](int splits) {
-    const int64_t rounds = (int64_t(channels) * splits + slots - 1) / slots;
-    return rounds * ((tiles + splits - 1) / splits + 1);
-  };
-  int best = 1;
-  for (int splits = 2; splits <= std::min(tiles, kMostSplits); ++splits) {
-    if (cost(splits) < cost(best)) best = splits;
-  }
-  return best;
-}
-
-// A partial sum covers no more than 16 tiles: 512 products a thread, which keeps the rounding of
-// float32 sums below 1e-6.
-int grad_parts(int tiles, int splits) {
-  constexpr int kMostTiles = 16;
-  const int of_block = (tiles + splits - 1) / splits;
-  return (of_block + kMostTiles - 1) / kMostTiles;
-}
 
 TileShape choose_tile(const Problem& p, const Device& device) {
   return search(p, device, 3, [&](const TileShape& s, int bytes) { return fits(s, p, bytes); });

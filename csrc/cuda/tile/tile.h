@@ -14,18 +14,12 @@
 
 #include <cstdint>
 
-#include "../common/limits.h"
+#include "../parameters.h"
 
 namespace wtconv::cuda {
 
-constexpr int kMaxTileLevels = 7;
 constexpr int kBaseParts = 4;   // weight gradient: the base path is as much work as four bands
 constexpr int kStripWidth = 4;  // outputs of one thread along x; along y a level's strip_rows
-
-struct View {
-  void* data;
-  int64_t stride_b, stride_c, stride_y, stride_x;
-};
 
 // Stored window of one level; position (0, 0) is the tile's first own coefficient.
 struct TileLevel {
@@ -46,16 +40,7 @@ struct TileShape {
   bool plane;
   int channel_stride;  // elements of shared memory per channel
   int shared_bytes;
-  TileLevel level[kMaxTileLevels + 1];
-};
-
-// Raw parameters; scales are folded when a block reads them.
-struct TileParameters {
-  const void* weight[kMaxTileLevels + 1];  // base [C, k*k], levels [4C, k*k]; base may be null
-  const void* scale[kMaxTileLevels + 1];
-  const void* bias;  // [C] or null
-  DType dtype;
-  bool rotate;
+  TileLevel level[kMaxLaunchLevels + 1];
 };
 
 // How a block reads its window: element by element, or four elements at once along x (NCHW) or
@@ -64,7 +49,7 @@ enum class LoadPath { kScalar, kQuadX, kQuadChannels };
 
 struct TileLaunch {
   TileShape shape;
-  TileParameters params;
+  RawParameters params;
   View input, output;
   const void* coarse;  // [B, C, ceil(H / 2^levels), ...] accumulator type, or null
   int coarse_rows, coarse_cols;

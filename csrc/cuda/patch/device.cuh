@@ -1,106 +1,17 @@
 // Device code of the patch kernels: layout in shared memory, asynchronous fill, analysis, strips.
 #pragma once
 
-#include "../common/haar.h"
-#include "element.cuh"
+#include "../../common/haar.h"
+#include "../element.cuh"
+#include "layout.h"
 #include "patch.h"
 
 namespace wtconv::cuda {
-
-constexpr int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 
 // Neighbouring elements of one access.
 template <class T, int N>
 struct alignas(N * sizeof(T)) Vector {
   T lane[N];
-};
-
-// Where a tile lies in shared memory. Level 0 is the window of x as stored in memory (T); levels
-// 1..L are four bands each, in float.
-//
-// G = 0: a tile of a large plane, with a halo of R coefficients at its coarsest level. G > 0: whole
-// planes, G x G to a tile, each in a cell that R rows and columns of zeros part from its
-// neighbours.
-template <class T, int R, int L, int G = 0>
-struct Window {
-  static constexpr bool kPlanes = G > 0;
-  static constexpr int kCells = kPlanes ? G : 1;
-  static constexpr int kUnit = 16 / int(sizeof(T));  // elements of one access of level 0
-
-  static constexpr int halo(int level) { return kPlanes ? R : R << (L - level); }
-  static constexpr int own(int level) { return kPatchTile >> level; }
-  static constexpr int cell(int level) { return own(level) / kCells; }
-  static constexpr int gap_rows() { return kPlanes ? R : 0; }
-  static constexpr int gap_cols(int level) { return kPlanes ? round_up(R, unit(level)) : 0; }
-  static constexpr int rows(int level) {
-    return own(level) + 2 * halo(level) + (kCells - 1) * gap_rows();
-  }
-  // Elements of one access of a level, and outputs of a thread along x.
-  static constexpr int unit(int level) { return level == 0 ? kUnit : 4; }
-  static constexpr int outputs(int level) { return level == 0 ? kPatchCols : 4; }
-
-  // Stored column of the tile's first own column: as far right as the halo needs, such that the
-  // inputs of a thread start as close as possible to an aligned address.
-  static constexpr int lead(int level) {
-    if (level == 0) return round_up(halo(0), kUnit);
-    const int even = round_up(R, 2);
-    return round_up(halo(level) - even, 4) + even;
-  }
-  // Distance of the first input of a thread from the aligned address below, and accesses per row.
-  static constexpr int shift(int level) { return (lead(level) - R) % unit(level); }
-  static constexpr int accesses(int level) {
-    return (shift(level) + outputs(level) + 2 * R + unit(level) - 1) / unit(level);
-  }
-
-  // Coefficients that are formed: from -first to own + first. Level 1 is formed from four pixels at
-  // once, of which the leftmost may lie beyond the halo.
-  static constexpr int first_row(int level) { return kPlanes ? 0 : halo(level); }
-  static constexpr int first_col(int level) {
-    if (kPlanes || level > 1) return first_row(level);
-    return lead(0) / 2 < lead(1) ? lead(0) / 2 : lead(1) / 2 * 2;
-  }
-  static constexpr int formed_rows(int level) { return own(level) + 2 * first_row(level); }
-  static constexpr int formed_cols(int level) {
-    return round_up(first_col(level) + own(level) + first_row(level), level == 1 ? 2 : 1);
-  }
-
-  static constexpr int pitch(int level) {
-    const int gaps = (kCells - 1) * gap_cols(level);
-    if (level == 0) return round_up(lead(0) + own(0) + gaps + halo(0), 2 * kUnit);
-    const int read = lead(level) - R - shift(level) + own(level) - 4 + accesses(level) * 4;
-    const int written = lead(level) - first_col(level) + formed_cols(level);
-    const int most = round_up(gaps + (read > written ? read : written), 4);
-    // Four threads of a row and the four of the row two below touch different banks.
-    return level > 1 && most % 16 == 4 ? most + 4 : most;
-  }
-  static constexpr int band(int level) { return rows(level) * pitch(level); }
-  // Offset of a level from the end of level 0, in floats.
-  static constexpr int offset(int level) {
-    return level == 1 ? 0 : offset(level - 1) + kSubbands * band(level - 1);
-  }
-  static constexpr int kPixelBytes = rows(0) * pitch(0) * int(sizeof(T));
-  static constexpr int kFloats = offset(L + 1);
-
-  // A float32 patch reads every second piece of 16 bytes: neighbouring pieces change places in the
-  // upper half of each 256 bytes, so that the patches of a row touch different banks.
-  static __device__ __forceinline__ int piece(int q) {
-    return sizeof(T) == 4 ? q ^ ((q >> 3) & 1) : q;
-  }
-  static __device__ __forceinline__ int stored_row(int level, int row) {
-    return row + halo(level) + (kPlanes ? row / cell(level) * gap_rows() : 0);
-  }
-  static __device__ __forceinline__ int stored_col(int level, int col) {
-    return col + lead(level) + (kPlanes ? col / cell(level) * gap_cols(level) : 0);
-  }
-  // Index of a coefficient in its band; rows and columns count from the tile.
-  static __device__ __forceinline__ int stored(int level, int row, int col) {
-    return stored_row(level, row) * pitch(level) + stored_col(level, col);
-  }
-  // Index of a pixel that begins `elements` neighbours within one access.
-  static __device__ __forceinline__ int stored_pixel(int row, int col) {
-    const int c = stored_col(0, col);
-    return stored_row(0, row) * pitch(0) + piece(c / kUnit) * kUnit + c % kUnit;
-  }
 };
 
 // f(row, col) for all of kRows x kCols, each thread in one column of a power of two: addresses that

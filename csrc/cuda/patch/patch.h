@@ -4,7 +4,9 @@
 // Plain structs without any Torch header. Strides and offsets are in elements.
 #pragma once
 
-#include "tile.h"
+#include <type_traits>
+
+#include "../parameters.h"
 
 namespace wtconv::cuda {
 
@@ -14,8 +16,33 @@ constexpr int kPatchesX = kPatchTile / kPatchCols;
 constexpr int kPatchThreads = kPatchTile / kPatchRows * kPatchesX;
 constexpr int kMaxPatchLevels = 3;  // deeper levels come through the low-pass band
 
+// Values that kernels are compiled for.
+template <int... kValues>
+struct Constants {};
+using PatchKernelSizes = Constants<3, 5, 7, 9>;  // tiles of large planes
+using PlaneKernelSizes = Constants<3, 5, 7>;     // whole planes, and weight gradients
+using PlaneCells = Constants<1, 2, 4, 8>;
+using GradCells = Constants<0, 1, 2, 4, 8>;  // 0: tiles of large planes
+using TileLevels = Constants<1, 2, 3>;
+constexpr int kMostForThreeLevels = 5;  // kernel size: the halo is 8 times its radius
+
+// f(std::integral_constant<int, value>()) of the value among the constants; `value` is one of them.
+template <int kFirst, int... kRest, class F>
+auto with_constant(Constants<kFirst, kRest...>, int value, F f) {
+  if constexpr (sizeof...(kRest) > 0) {
+    if (value != kFirst) return with_constant(Constants<kRest...>(), value, f);
+  }
+  return f(std::integral_constant<int, kFirst>());
+}
+
+template <int... kValues>
+constexpr bool is_among(Constants<kValues...>, int value) {
+  return ((value == kValues) || ...);
+}
+
+// A launch of a forward kernel.
 struct PatchLaunch {
-  TileParameters params;
+  RawParameters params;
   View input, output;
   const void* coarse;  // [B, C, ceil(H / 2^levels), ...] float32, or null
   int coarse_rows, coarse_cols;

@@ -1,13 +1,13 @@
 // Device code that the forward patch kernels share: taps, base path, synthesis of a patch, store.
 #pragma once
 
-#include "patch_device.cuh"
+#include "device.cuh"
 
 namespace wtconv::cuda {
 
 // Scaled taps of a channel, [slot][round_up(taps, 4)], then the bias.
 template <int K>
-__device__ void load_taps(const TileParameters& p, int channel, int levels, float* weights) {
+__device__ void load_taps(const RawParameters& p, int channel, int levels, float* weights) {
   constexpr int kTaps = K * K, kStride = round_up(kTaps, 4);
   const int slots = 1 + kSubbands * levels;
   for (int i = threadIdx.x; i < slots * kTaps; i += kPatchThreads) {

@@ -1,4 +1,4 @@
-"""Every launch that the heuristic chooses is one the kernels can run, over a sweep of problems."""
+"""Every launch chosen for the tile kernels is one they can run, over a sweep of problems."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ MAX_TILE_LEVELS = 7
 # One line in, one line out: the forward shape, then the two of the weight gradient.
 DRIVER = r"""
 #include <cstdio>
-#include "heuristic.h"
+#include "tile/choose.h"
 using namespace wtconv::cuda;
 
 static void print(const TileShape& s) {
   printf("%d %d %d %d %d %d %d %d %d", s.kernel_size, s.levels, s.tile_rows, s.tile_cols, s.group,
          s.threads, int(s.plane), s.channel_stride, s.shared_bytes);
-  for (int l = 0; l <= kMaxTileLevels; ++l) {
+  for (int l = 0; l <= kMaxLaunchLevels; ++l) {
     const TileLevel& v = s.level[l];
     const int last = l <= s.levels;
     printf(" %d %d %d %d %d %d", last * v.own_rows, last * v.own_cols, last * v.strip_rows,
@@ -126,15 +126,15 @@ def _shape(numbers: Iterator[int]) -> Shape:
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The heuristic and the driver, under the sanitizer for undefined behaviour."""
+    """The choices and the driver, under the sanitizer for undefined behaviour."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("needs g++")
-    folder = tmp_path_factory.mktemp("heuristic")
+    folder = tmp_path_factory.mktemp("tile_choice")
     source, program = folder / "driver.cpp", folder / "driver"
     source.write_text(DRIVER)
     command = [compiler, "-std=c++20", "-O1", "-fsanitize=undefined", f"-I{CUDA}"]
-    command += [str(source), str(CUDA / "heuristic.cpp"), "-o", str(program)]
+    command += [str(source), str(CUDA / "tile" / "choose.cpp"), "-o", str(program)]
     subprocess.run(command, check=True, timeout=120)
     return program
 

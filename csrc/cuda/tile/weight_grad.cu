@@ -10,8 +10,8 @@
 // sums come out rotated by 180 degrees because grad_output is the padded operand.
 #include <type_traits>
 
-#include "launch.cuh"
-#include "tile_device.cuh"
+#include "../launch.cuh"
+#include "device.cuh"
 
 namespace wtconv::cuda {
 namespace {

@@ -9,8 +9,8 @@
 // 32 KB that the instruction cache of an H100 holds, past which it issues at half the rate.
 // Sources: sec. 3 and eq. synthesis_closed_form of the paper, whose factors 2^-level the taps
 // carry.
-#include "launch.cuh"
-#include "patch_synthesis.cuh"
+#include "../launch.cuh"
+#include "synthesis.cuh"
 
 namespace wtconv::cuda {
 namespace {
@@ -86,22 +86,10 @@ __device__ __forceinline__ void load_coarse(const PatchLaunch& p, int channel, c
   }
 }
 
-// Shared memory of a block, and how many blocks share the 228 KB of an sm_90 multiprocessor.
 template <class T, int K, int L>
-struct Memory {
-  using W = Window<T, K / 2, L>;
-  static constexpr int kBands = W::kPixelBytes;
-  static constexpr int kWeights = kBands + W::kFloats * int(sizeof(float));
-  static constexpr int kBytes =
-      kWeights + ((1 + kSubbands * L) * round_up(K * K, 4) + 4) * int(sizeof(float));
-  static constexpr int kMost = 228 * 1024 / (kBytes + 1024);
-  static constexpr int kBlocks = kMost < 5 ? kMost : 5;
-};
-
-template <class T, int K, int L>
-__global__ void __launch_bounds__(kPatchThreads, Memory<T, K, L>::kBlocks)
+__global__ void __launch_bounds__(kPatchThreads, ForwardMemory<sizeof(T), K, L>::kBlocks)
     patch_forward_kernel(const __grid_constant__ PatchLaunch p) {
-  using M = Memory<T, K, L>;
+  using M = ForwardMemory<sizeof(T), K, L>;
   using W = typename M::W;
   extern __shared__ __align__(16) unsigned char shared[];
   T* pixels = reinterpret_cast<T*>(shared);
@@ -155,46 +143,25 @@ __global__ void __launch_bounds__(kPatchThreads, Memory<T, K, L>::kBlocks)
 
 template <class T, int K, int L>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
-  using M = Memory<T, K, L>;
+  using M = ForwardMemory<sizeof(T), K, L>;
   return launch_patches(&patch_forward_kernel<T, K, L>, p, M::kBlocks * multiprocessors, M::kBytes,
                         stream);
-}
-
-template <class T, int K>
-const char* launch_levels(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
-  if constexpr (K <= 5) {
-    if (p.levels == 3) return launch<T, K, 3>(p, multiprocessors, stream);
-  }
-  return p.levels == 1 ? launch<T, K, 1>(p, multiprocessors, stream)
-                       : launch<T, K, 2>(p, multiprocessors, stream);
-}
-
-template <class T>
-const char* launch_size(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
-  switch (p.kernel_size) {
-    case 3:
-      return launch_levels<T, 3>(p, multiprocessors, stream);
-    case 5:
-      return launch_levels<T, 5>(p, multiprocessors, stream);
-    case 7:
-      return launch_levels<T, 7>(p, multiprocessors, stream);
-    default:
-      return launch_levels<T, 9>(p, multiprocessors, stream);
-  }
 }
 
 }  // namespace
 
 const char* launch_patch_forward(const PatchLaunch& p, DType activations, int multiprocessors,
                                  cudaStream_t stream) {
-  switch (activations) {
-    case DType::kFloat16:
-      return launch_size<__half>(p, multiprocessors, stream);
-    case DType::kBFloat16:
-      return launch_size<__nv_bfloat16>(p, multiprocessors, stream);
-    default:
-      return launch_size<float>(p, multiprocessors, stream);
-  }
+  return dispatch_float(activations, [&](auto t) {
+    return with_constant(PatchKernelSizes(), p.kernel_size, [&](auto k) {
+      return with_constant(TileLevels(), p.levels, [&](auto l) -> const char* {
+        if constexpr (k() > kMostForThreeLevels && l() == 3)
+          return "no such patch kernel";
+        else
+          return launch<decltype(t), k(), l()>(p, multiprocessors, stream);
+      });
+    });
+  });
 }
 
 }  // namespace wtconv::cuda

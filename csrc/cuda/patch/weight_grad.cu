@@ -7,8 +7,8 @@
 // The low-pass bands, which the kernel has on chip, are written for the levels past this one. Sums
 // come out rotated by 180 degrees because grad_output is the operand with the halo; the kernel of
 // weight_grad.cu adds the partial sums in a fixed order. Source: the adjoint law.
-#include "launch.cuh"
-#include "patch_planes.cuh"
+#include "../launch.cuh"
+#include "planes.cuh"
 
 namespace wtconv::cuda {
 namespace {
@@ -140,24 +140,11 @@ __device__ void write_partials(float (&base)[K * K], float (&band)[K * K], float
   }
 }
 
-template <class T, int K, int G>
-struct GradMemory {
-  using WG = Window<T, K / 2, 1, G>;
-  using WX = Window<T, 0, 1, G>;
-  static constexpr int kInput = WG::kPixelBytes;
-  static constexpr int kGradBands = kInput + WX::kPixelBytes;
-  static constexpr int kInputBands = kGradBands + WG::kFloats * int(sizeof(float));
-  static constexpr int kExchange = kInputBands + WX::kFloats * int(sizeof(float));
-  static constexpr int kBytes = kExchange + kPatchThreads / 32 * (K * K + 1) * int(sizeof(float));
-  static constexpr int kMost = 228 * 1024 / (kBytes + 1024);
-  static constexpr int kBlocks = kMost < 4 ? kMost : 4;
-};
-
 // G = 0: tiles of large planes; else G x G planes a tile.
 template <class T, int K, int G>
-__global__ void __launch_bounds__(kPatchThreads, GradMemory<T, K, G>::kBlocks)
+__global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kBlocks)
     patch_weight_grad_kernel(const __grid_constant__ PatchGradLaunch p) {
-  using M = GradMemory<T, K, G>;
+  using M = GradMemory<sizeof(T), K, G>;
   using WG = typename M::WG;
   using WX = typename M::WX;
   extern __shared__ __align__(16) unsigned char shared[];
@@ -229,49 +216,19 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<T, K, G>::kBlocks)
 template <class T, int K, int G>
 const char* launch(const PatchGradLaunch& p, cudaStream_t stream) {
   return launch_kernel(&patch_weight_grad_kernel<T, K, G>, p, int64_t(p.channels) * p.splits,
-                       kPatchThreads, GradMemory<T, K, G>::kBytes, stream);
-}
-
-template <class T, int K>
-const char* launch_cells(const PatchGradLaunch& p, cudaStream_t stream) {
-  switch (p.cells) {
-    case 0:
-      return launch<T, K, 0>(p, stream);
-    case 1:
-      return launch<T, K, 1>(p, stream);
-    case 2:
-      return launch<T, K, 2>(p, stream);
-    case 4:
-      return launch<T, K, 4>(p, stream);
-    default:
-      return launch<T, K, 8>(p, stream);
-  }
-}
-
-template <class T>
-const char* launch_size(const PatchGradLaunch& p, cudaStream_t stream) {
-  switch (p.kernel_size) {
-    case 3:
-      return launch_cells<T, 3>(p, stream);
-    case 5:
-      return launch_cells<T, 5>(p, stream);
-    default:
-      return launch_cells<T, 7>(p, stream);
-  }
+                       kPatchThreads, GradMemory<sizeof(T), K, G>::kBytes, stream);
 }
 
 }  // namespace
 
 const char* launch_patch_weight_grad(const PatchGradLaunch& p, DType activations,
                                      cudaStream_t stream) {
-  switch (activations) {
-    case DType::kFloat16:
-      return launch_size<__half>(p, stream);
-    case DType::kBFloat16:
-      return launch_size<__nv_bfloat16>(p, stream);
-    default:
-      return launch_size<float>(p, stream);
-  }
+  return dispatch_float(activations, [&](auto t) {
+    return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
+      return with_constant(GradCells(), p.cells,
+                           [&](auto g) { return launch<decltype(t), k(), g()>(p, stream); });
+    });
+  });
 }
 
 }  // namespace wtconv::cuda

@@ -1,0 +1,111 @@
+#include "choose.h"
+
+#include <algorithm>
+
+#include "layout.h"
+
+namespace wtconv::cuda {
+namespace {
+
+template <class F>
+int with_element(int bytes, F f) {
+  return bytes == 4 ? f(std::integral_constant<int, 4>()) : f(std::integral_constant<int, 2>());
+}
+
+// Whole planes: as many to a tile as fit it.
+PatchChoice choose_planes(const Problem& p, const Device& device) {
+  int cells = 1;
+  while (cells < 8 && std::max(p.height, p.width) * cells * 2 <= kPatchTile) cells *= 2;
+  const PatchChoice choice{p.levels, cells};
+  const int deepest = cells == 1 ? 6 : cells == 2 ? 5 : cells == 4 ? 4 : 3;
+  // Cells and planes that stay empty cost as much as full ones.
+  const int64_t pixels = p.batch * p.height * p.width;
+  const int64_t computed = int64_t(patch_tiles(p, choice)) * kPatchTile * kPatchTile;
+  const bool can = is_among(PlaneKernelSizes(), p.kernel_size) && p.levels <= deepest &&
+                   patch_bytes(p, choice) <= device.shared_per_block;
+  return can && pixels * 4 >= computed ? choice : PatchChoice{0, 0};
+}
+
+}  // namespace
+
+int patch_bytes(const Problem& p, const PatchChoice& choice) {
+  return with_element(p.element_bytes, [&](auto element) {
+    if (choice.cells == 0) {
+      return with_constant(PatchKernelSizes(), p.kernel_size, [&](auto k) {
+        return with_constant(TileLevels(), choice.levels,
+                             [&](auto l) { return ForwardMemory<element(), k(), l()>::kBytes; });
+      });
+    }
+    return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
+      return with_constant(PlaneCells(), choice.cells,
+                           [&](auto g) { return PlanesMemory<element(), k(), g()>::kBytes; });
+    });
+  });
+}
+
+int patch_grad_bytes(const Problem& p, const PatchChoice& choice) {
+  return with_element(p.element_bytes, [&](auto element) {
+    return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
+      return with_constant(GradCells(), choice.cells,
+                           [&](auto g) { return GradMemory<element(), k(), g()>::kBytes; });
+    });
+  });
+}
+
+int patch_tiles(const Problem& p, const PatchChoice& choice) {
+  if (choice.cells > 0) return int((p.batch - 1) / (choice.cells * choice.cells) + 1);
+  const auto count = [](int pixels) { return (pixels + kPatchTile - 1) / kPatchTile; };
+  return int(p.batch) * count(p.height) * count(p.width);
+}
+
+PatchChoice choose_patch(const Problem& p, const Device& device) {
+  constexpr int64_t kMostPixels = int64_t(INT32_MAX) * 1024;  // so that tiles fit an int
+  if (p.accumulator_bytes != 4 || !is_among(PatchKernelSizes(), p.kernel_size) ||
+      p.batch * p.channels * p.height * p.width > kMostPixels) {
+    return {0, 0};
+  }
+  if (std::max(p.height, p.width) <= kPatchTile) return choose_planes(p, device);
+  if (p.channels_last || std::min(p.height, p.width) <= kPatchTile / 2) return {0, 0};
+  // Three levels on chip where they are all: the halo of the third costs more than a low-pass pass
+  // that also serves the levels past it (8x64x256x256 float32 on an H100: L=3 0.219 against 0.246
+  // ms, L=5 0.314 against 0.246).
+  const bool three = p.levels == kMaxPatchLevels && p.kernel_size <= kMostForThreeLevels;
+  for (int levels = three ? 3 : std::min(p.levels, 2); levels > 0; --levels) {
+    if (patch_bytes(p, {levels, 0}) <= device.shared_per_block) return {levels, 0};
+  }
+  return {0, 0};
+}
+
+PatchChoice choose_patch_grad(const Problem& p, const Device& device) {
+  if (!is_among(PlaneKernelSizes(), p.kernel_size)) return {0, 0};
+  Problem one_level = p;
+  one_level.levels = 1;
+  const PatchChoice choice = choose_patch(one_level, device);
+  return patch_grad_bytes(p, choice) <= device.shared_per_block ? choice : PatchChoice{0, 0};
+}
+
+// The fewest rounds of tiles, a round being what the slots hold; a block costs about a tile more,
+// for its weights and the wait for its first window.
+int split_tiles(int channels, int tiles, int slots) {
+  constexpr int kMostRounds = 8;
+  const auto cost = [&](int splits) {
+    const int64_t rounds = (int64_t(channels) * splits + slots - 1) / slots;
+    return rounds * ((tiles + splits - 1) / splits + 1);
+  };
+  int best = 1;
+  for (int rounds = 1; rounds <= kMostRounds; ++rounds) {
+    const int splits = std::min(tiles, int(int64_t(rounds) * slots / channels));
+    if (splits > 0 && cost(splits) < cost(best)) best = splits;
+  }
+  return best;
+}
+
+// A partial sum covers no more than 16 tiles: 512 products a thread, which keeps the rounding of
+// float32 sums below 1e-6.
+int grad_parts(int tiles, int splits) {
+  constexpr int kMostTiles = 16;
+  const int of_block = (tiles + splits - 1) / splits;
+  return (of_block + kMostTiles - 1) / kMostTiles;
+}
+
+}  // namespace wtconv::cuda

@@ -1,0 +1,29 @@
+// Launch choices of the patch kernels, from sizes, dtype and device properties alone.
+#pragma once
+
+#include "../problem.h"
+#include "patch.h"
+
+namespace wtconv::cuda {
+
+// A launch of a patch kernel.
+struct PatchChoice {
+  int levels;  // of this launch; 0 where the tile kernel takes the problem
+  int cells;   // planes of a tile on each side, all levels on chip; 0: tiles of a large plane
+};
+PatchChoice choose_patch(const Problem& problem, const Device& device);
+// The base path and the first level, or the tile kernel.
+PatchChoice choose_patch_grad(const Problem& problem, const Device& device);
+
+// Shared memory that a block of the forward or weight-gradient kernel takes.
+int patch_bytes(const Problem& problem, const PatchChoice& choice);
+int patch_grad_bytes(const Problem& problem, const PatchChoice& choice);
+
+// Tiles of a channel.
+int patch_tiles(const Problem& problem, const PatchChoice& choice);
+// Blocks of a channel, where the multiprocessors hold `slots` blocks at once.
+int split_tiles(int channels, int tiles, int slots);
+// Partial sums that a block writes for its share of a channel's tiles.
+int grad_parts(int tiles, int splits);
+
+}  // namespace wtconv::cuda

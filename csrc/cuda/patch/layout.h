@@ -1,0 +1,149 @@
+// Shared memory of the patch kernels, in constant expressions that kernels and launch choices
+// share. No CUDA header.
+#pragma once
+
+#include "patch.h"
+
+namespace wtconv::cuda {
+
+constexpr int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
+constexpr int kBand = 4;  // subbands of a level
+
+// Where a tile lies in shared memory. Level 0 is the window of x as stored in memory, in elements
+// of kElement bytes; levels 1..L are four bands each, in float32.
+//
+// G = 0: a tile of a large plane, with a halo of R coefficients at its coarsest level. G > 0: whole
+// planes, G x G to a tile, each in a cell that R rows and columns of zeros part from its
+// neighbours.
+template <int kElement, int R, int L, int G = 0>
+struct Window {
+  static constexpr bool kPlanes = G > 0;
+  static constexpr int kCells = kPlanes ? G : 1;
+  static constexpr int kUnit = 16 / kElement;  // elements of one access of level 0
+
+  static constexpr int halo(int level) { return kPlanes ? R : R << (L - level); }
+  static constexpr int own(int level) { return kPatchTile >> level; }
+  static constexpr int cell(int level) { return own(level) / kCells; }
+  static constexpr int gap_rows() { return kPlanes ? R : 0; }
+  static constexpr int gap_cols(int level) { return kPlanes ? round_up(R, unit(level)) : 0; }
+  static constexpr int rows(int level) {
+    return own(level) + 2 * halo(level) + (kCells - 1) * gap_rows();
+  }
+  // Elements of one access of a level, and outputs of a thread along x.
+  static constexpr int unit(int level) { return level == 0 ? kUnit : 4; }
+  static constexpr int outputs(int level) { return level == 0 ? kPatchCols : 4; }
+
+  // Stored column of the tile's first own column: as far right as the halo needs, such that the
+  // inputs of a thread start as close as possible to an aligned address.
+  static constexpr int lead(int level) {
+    if (level == 0) return round_up(halo(0), kUnit);
+    const int even = round_up(R, 2);
+    return round_up(halo(level) - even, 4) + even;
+  }
+  // Distance of the first input of a thread from the aligned address below, and accesses per row.
+  static constexpr int shift(int level) { return (lead(level) - R) % unit(level); }
+  static constexpr int accesses(int level) {
+    return (shift(level) + outputs(level) + 2 * R + unit(level) - 1) / unit(level);
+  }
+
+  // Coefficients that are formed: from -first to own + first. Level 1 is formed from four pixels at
+  // once, of which the leftmost may lie beyond the halo.
+  static constexpr int first_row(int level) { return kPlanes ? 0 : halo(level); }
+  static constexpr int first_col(int level) {
+    if (kPlanes || level > 1) return first_row(level);
+    return lead(0) / 2 < lead(1) ? lead(0) / 2 : lead(1) / 2 * 2;
+  }
+  static constexpr int formed_rows(int level) { return own(level) + 2 * first_row(level); }
+  static constexpr int formed_cols(int level) {
+    return round_up(first_col(level) + own(level) + first_row(level), level == 1 ? 2 : 1);
+  }
+
+  static constexpr int pitch(int level) {
+    const int gaps = (kCells - 1) * gap_cols(level);
+    if (level == 0) return round_up(lead(0) + own(0) + gaps + halo(0), 2 * kUnit);
+    const int read = lead(level) - R - shift(level) + own(level) - 4 + accesses(level) * 4;
+    const int written = lead(level) - first_col(level) + formed_cols(level);
+    const int most = round_up(gaps + (read > written ? read : written), 4);
+    // Four threads of a row and the four of the row two below touch different banks.
+    return level > 1 && most % 16 == 4 ? most + 4 : most;
+  }
+  static constexpr int band(int level) { return rows(level) * pitch(level); }
+  // Offset of a level from the end of level 0, in floats.
+  static constexpr int offset(int level) {
+    return level == 1 ? 0 : offset(level - 1) + kBand * band(level - 1);
+  }
+  static constexpr int kPixelBytes = rows(0) * pitch(0) * kElement;
+  static constexpr int kFloats = offset(L + 1);
+
+  // A float32 patch reads every second piece of 16 bytes: neighbouring pieces change places in the
+  // upper half of each 256 bytes, so that the patches of a row touch different banks.
+  static constexpr int piece(int q) { return kElement == 4 ? q ^ ((q >> 3) & 1) : q; }
+  static constexpr int stored_row(int level, int row) {
+    return row + halo(level) + (kCells > 1 ? row / cell(level) * gap_rows() : 0);
+  }
+  static constexpr int stored_col(int level, int col) {
+    return col + lead(level) + (kCells > 1 ? col / cell(level) * gap_cols(level) : 0);
+  }
+  // Index of a coefficient in its band; rows and columns count from the tile.
+  static constexpr int stored(int level, int row, int col) {
+    return stored_row(level, row) * pitch(level) + stored_col(level, col);
+  }
+  // Index of a pixel that begins `elements` neighbours within one access.
+  static constexpr int stored_pixel(int row, int col) {
+    const int c = stored_col(0, col);
+    return stored_row(0, row) * pitch(0) + piece(c / kUnit) * kUnit + c % kUnit;
+  }
+};
+
+// Blocks that share the 228 KB of an sm_90 multiprocessor, of which each takes 1 KB more than it
+// asks for; at most as many as the registers of a kernel leave room for.
+constexpr int blocks_of(int bytes, int most) {
+  const int blocks = 228 * 1024 / (bytes + 1024);
+  return blocks < most ? blocks : most;
+}
+constexpr int tap_floats(int kernel_size) { return round_up(kernel_size * kernel_size, 4); }
+
+// Offsets in bytes. Each kernel: window, bands, ..., folded taps and bias.
+template <int kElement, int K, int L>
+struct ForwardMemory {
+  using W = Window<kElement, K / 2, L>;
+  static constexpr int kBands = W::kPixelBytes;
+  static constexpr int kWeights = kBands + W::kFloats * 4;
+  static constexpr int kBytes = kWeights + ((1 + kBand * L) * tap_floats(K) + 4) * 4;
+  static constexpr int kBlocks = blocks_of(kBytes, 5);
+};
+
+// Levels from kSmall on are dense: [band][row][col] of the tile, raw and filtered.
+template <int kElement, int K, int G>
+struct PlanesMemory {
+  static constexpr int kLevels = G == 1 ? 6 : G == 2 ? 5 : G == 4 ? 4 : 3;  // down to 1 x 1
+  static constexpr int kSmall = G < 8 ? 3 : 2;
+  using W = Window<kElement, K / 2, kSmall - 1, G>;
+  static constexpr int side(int level) { return kPatchTile >> level; }
+  static constexpr int small_floats(int level) {  // of the levels before `level`
+    return level == kSmall ? 0
+                           : small_floats(level - 1) + kBand * side(level - 1) * side(level - 1);
+  }
+  static constexpr int kBands = W::kPixelBytes;
+  static constexpr int kRaw = kBands + W::kFloats * 4;
+  static constexpr int kFiltered = kRaw + small_floats(kLevels + 1) * 4;
+  static constexpr int kLevel2 = kFiltered + small_floats(kLevels + 1) * 4;
+  static constexpr int kWeights = kLevel2 + (kSmall > 2 ? kBand * side(2) * side(2) * 4 : 0);
+  static constexpr int kBytes = kWeights + ((1 + kBand * kLevels) * tap_floats(K) + 4) * 4;
+  static constexpr int kBlocks = blocks_of(kBytes, 4);
+};
+
+// grad_output with the halo, the input without; the exchange of sums between warps.
+template <int kElement, int K, int G>
+struct GradMemory {
+  using WG = Window<kElement, K / 2, 1, G>;
+  using WX = Window<kElement, 0, 1, G>;
+  static constexpr int kInput = WG::kPixelBytes;
+  static constexpr int kGradBands = kInput + WX::kPixelBytes;
+  static constexpr int kInputBands = kGradBands + WG::kFloats * 4;
+  static constexpr int kExchange = kInputBands + WX::kFloats * 4;
+  static constexpr int kBytes = kExchange + kPatchThreads / 32 * (K * K + 1) * 4;
+  static constexpr int kBlocks = blocks_of(kBytes, 4);
+};
+
+}  // namespace wtconv::cuda
