@@ -8,6 +8,12 @@
 
 namespace wtconv::cuda {
 
+// Neighbouring elements of one access.
+template <class T, int N>
+struct alignas(N * sizeof(T)) Vector {
+  T lane[N];
+};
+
 template <class A, class T>
 __device__ __forceinline__ A widen(T v) {
   return A(v);

@@ -161,10 +161,10 @@ int share_of_batch(const TileLaunch& launch, int multiprocessors) {
 
 std::pair<Tensor, Plane> Call::form_lowpass(const Plane& input, int levels) const {
   auto band = lowpass(input, levels);
-  check_launch(launch_lowpass(
-      {input.view, band.first.mutable_data_ptr(), batch, channels, input.height, input.width,
-       band.second.height, band.second.width, levels, input.channels_last},
-      input.dtype, stream));
+  check_launch(launch_lowpass({input.view, band.first.mutable_data_ptr(), batch, channels,
+                               input.height, input.width, band.second.height, band.second.width,
+                               levels, input.channels_last, access_bytes(input) == 16},
+                              input.dtype, stream));
   return band;
 }
 
@@ -201,8 +201,11 @@ void Call::run_patches(const Plane& input, const Plane& output, int first_level,
     launch.coarse_rows = coarse.second.height;
     launch.coarse_cols = coarse.second.width;
   }
-  const auto run = choice.cells > 0 ? &launch_patch_planes : &launch_patch_forward;
-  check_launch(run(launch, input.dtype, device_properties(device).multiprocessors, stream));
+  const int multiprocessors = device_properties(device).multiprocessors;
+  check_launch(choice.cells > 0 ? launch_patch_planes(launch, input.dtype, multiprocessors, stream)
+               : input.dtype == DType::kFloat32
+                   ? launch_patch_forward(launch, multiprocessors, stream)
+                   : launch_mma_forward(launch, input.dtype, multiprocessors, stream));
 }
 
 void Call::run_operator(const Plane& input, const Plane& output, int first_level,

@@ -14,7 +14,7 @@ struct LowpassLaunch {
   void* output;
   int64_t batch;
   int channels, height, width, rows, cols, levels;
-  bool channels_fast;
+  bool channels_fast, wide;  // wide: rows consist of aligned pieces of 16 bytes
 };
 
 // tile: of grad_output, padded for the adjoint; input_shape: the same tile without padding.
@@ -62,8 +62,9 @@ const char* launch_synthesis(const SynthesisLaunch& p, DType dtype, cudaStream_t
 const char* launch_weight_grad(const GradLaunch& p, DType activations, cudaStream_t stream);
 const char* launch_finish(const FinishLaunch& p, DType activations, cudaStream_t stream);
 const char* launch_lowpass(const LowpassLaunch& p, DType activations, cudaStream_t stream);
-const char* launch_patch_forward(const PatchLaunch& p, DType activations, int multiprocessors,
-                                 cudaStream_t stream);
+const char* launch_patch_forward(const PatchLaunch& p, int multiprocessors, cudaStream_t stream);
+const char* launch_mma_forward(const PatchLaunch& p, DType activations, int multiprocessors,
+                               cudaStream_t stream);
 const char* launch_patch_planes(const PatchLaunch& p, DType activations, int multiprocessors,
                                 cudaStream_t stream);
 const char* launch_patch_weight_grad(const PatchGradLaunch& p, DType activations,

@@ -1,5 +1,7 @@
 // The raw low-pass band `levels` levels down: LL of a 2^l x 2^l block is 2^-l times its sum. It is
 // what levels past the tile's work on; 1/16 of the input at two levels.
+#include <algorithm>
+
 #include "element.cuh"
 #include "launch.cuh"
 
@@ -28,12 +30,62 @@ __global__ void __launch_bounds__(256) lowpass_kernel(const __grid_constant__ Lo
   }
 }
 
+// One or two levels of rows in pieces of 16 bytes: a thread sums a piece over its 2^level rows.
+template <class T, int kLevels>
+__global__ void __launch_bounds__(256)
+    wide_lowpass_kernel(const __grid_constant__ LowpassLaunch p) {
+  constexpr int kUnit = 16 / int(sizeof(T)), kSize = 1 << kLevels, kOut = kUnit / kSize;
+  const int pieces = p.width / kUnit;
+  const int64_t total = p.batch * p.channels * p.rows * pieces;
+  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < total;
+       i += int64_t(gridDim.x) * blockDim.x) {
+    const PixelIndex at(i, p.channels, p.rows, pieces, false);
+    const T* src = static_cast<const T*>(p.input.data) + at.item * p.input.stride_b +
+                   at.channel * p.input.stride_c + at.row * kSize * p.input.stride_y +
+                   at.col * kUnit;
+    Vector<T, kUnit> row[kSize];
+#pragma unroll
+    for (int r = 0; r < kSize; ++r) {
+      row[r] = Vector<T, kUnit>{};
+      if (at.row * kSize + r < p.height)
+        row[r] = *reinterpret_cast<const Vector<T, kUnit>*>(src + r * p.input.stride_y);
+    }
+    Vector<float, kOut> out;
+#pragma unroll
+    for (int u = 0; u < kOut; ++u) {
+      float sum = 0;
+#pragma unroll
+      for (int r = 0; r < kSize; ++r) {
+#pragma unroll
+        for (int s = 0; s < kSize; ++s) sum += widen<float>(row[r].lane[u * kSize + s]);
+      }
+      out.lane[u] = sum / kSize;
+    }
+    float* to = static_cast<float*>(p.output) +
+                ((at.item * p.channels + at.channel) * p.rows + at.row) * p.cols + at.col * kOut;
+    *reinterpret_cast<Vector<float, kOut>*>(to) = out;
+  }
+}
+
+constexpr int kThreads = 256, kMostBlocks = 1 << 20;
+int blocks_for(int64_t threads) {
+  return int(std::min<int64_t>(threads / kThreads + 1, kMostBlocks));
+}
+
+template <class T>
+const char* launch_wide(const LowpassLaunch& p, cudaStream_t stream) {
+  const int64_t threads = p.batch * p.channels * p.rows * (p.width * int(sizeof(T)) / 16);
+  return launch_kernel(p.levels == 1 ? &wide_lowpass_kernel<T, 1> : &wide_lowpass_kernel<T, 2>, p,
+                       blocks_for(threads), kThreads, 0, stream);
+}
+
 template <class T, class A>
 const char* launch(const LowpassLaunch& p, cudaStream_t stream) {
-  const int64_t total = p.batch * p.channels * p.rows * p.cols;
-  const int64_t blocks = total / 256 + 1;
-  return launch_kernel(&lowpass_kernel<T, A>, p, blocks < (1 << 20) ? blocks : 1 << 20, 256, 0,
-                       stream);
+  if constexpr (sizeof(A) == 4) {
+    if (p.wide && p.levels <= 2) return launch_wide<T>(p, stream);
+  }
+  return launch_kernel(&lowpass_kernel<T, A>, p, blocks_for(p.batch * p.channels * p.rows * p.cols),
+                       kThreads, 0, stream);
 }
 
 }  // namespace

@@ -8,12 +8,6 @@
 
 namespace wtconv::cuda {
 
-// Neighbouring elements of one access.
-template <class T, int N>
-struct alignas(N * sizeof(T)) Vector {
-  T lane[N];
-};
-
 // f(row, col) for all of kRows x kCols, each thread in one column of a power of two: addresses that
 // are linear in the row become immediates.
 template <int kRows, int kCols, int kFirst = 0, class F>
@@ -179,23 +173,33 @@ __device__ __forceinline__ void filter(const float* bands, int band, const float
       sum);
 }
 
-// The tiles of a block: one channel, every `step`-th of its tiles. Blocks that run at the same time
-// are neighbouring channels of the same tiles, which share the sectors of a channels_last tensor.
+// The tiles of a block, all of one channel. Blocks that run at the same time are neighbouring
+// channels of the same tiles, which share the sectors of a channels_last tensor.
 struct BlockTiles {
   int channel, first, step, count;
+
+  // Every splits-th tile: concurrent blocks of a channel are neighbours.
   template <class Launch>
-  __device__ __forceinline__ explicit BlockTiles(const Launch& p)
-      : channel(blockIdx.x % p.channels),
-        first(blockIdx.x / p.channels),
-        step(p.splits),
-        count((p.tiles - first + step - 1) / step) {}
+  static __device__ __forceinline__ BlockTiles strided(const Launch& p) {
+    const int split = blockIdx.x / p.channels;
+    return {int(blockIdx.x % p.channels), split, p.splits,
+            (p.tiles - split + p.splits - 1) / p.splits};
+  }
+  // Neighbours in turn: what two windows share stays in the L1 cache.
+  template <class Launch>
+  static __device__ __forceinline__ BlockTiles contiguous(const Launch& p) {
+    const int split = blockIdx.x / p.channels, share = p.tiles / p.splits,
+              left = p.tiles % p.splits;
+    return {int(blockIdx.x % p.channels), split * share + min(split, left), 1,
+            share + (split < left)};
+  }
 };
 
-// A tile of a large plane: batch item and first pixel.
+// A tile of a large plane: its plane and first pixel.
 struct TileIndex {
-  int item, y, x;
+  int channel, item, y, x;
   template <class Launch>
-  __device__ __forceinline__ TileIndex(const Launch& p, int tile) {
+  __device__ __forceinline__ TileIndex(const Launch& p, int channel, int tile) : channel(channel) {
     x = tile % p.tiles_x * kPatchTile;
     tile /= p.tiles_x;
     y = tile % p.tiles_y * kPatchTile;

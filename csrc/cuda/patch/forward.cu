@@ -1,4 +1,4 @@
-// The operator on large planes in one pass over memory.
+// The operator on large float32 planes in one pass over memory.
 //
 //   copy the window -> base path into registers, level 1 into shared memory
 //   -> deeper levels: analysis, filter, the filtered bands over the raw ones
@@ -68,13 +68,13 @@ __device__ __forceinline__ void synthesise_deep_levels(const float* bands, const
 
 // What the levels past L add at the coefficients of level L of this thread.
 template <int L, int kRows, int kCols>
-__device__ __forceinline__ void load_coarse(const PatchLaunch& p, int channel, const TileIndex& at,
+__device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileIndex& at,
                                             float (&low)[kRows][kCols]) {
   const int y = (at.y + int(threadIdx.x) / kPatchesX * kPatchRows) >> L,
             x = (at.x + int(threadIdx.x) % kPatchesX * kPatchCols) >> L;
   const float* coarse =
       static_cast<const float*>(p.coarse) +
-      ((int64_t(at.item) * p.channels + channel) * p.coarse_rows + y) * p.coarse_cols + x;
+      ((int64_t(at.item) * p.channels + at.channel) * p.coarse_rows + y) * p.coarse_cols + x;
   constexpr float kFactor = 1.0f / (1 << L);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -86,22 +86,22 @@ __device__ __forceinline__ void load_coarse(const PatchLaunch& p, int channel, c
   }
 }
 
-template <class T, int K, int L>
-__global__ void __launch_bounds__(kPatchThreads, ForwardMemory<sizeof(T), K, L>::kBlocks)
+template <int K, int L>
+__global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
     patch_forward_kernel(const __grid_constant__ PatchLaunch p) {
-  using M = ForwardMemory<sizeof(T), K, L>;
+  using M = ForwardMemory<K, L>;
   using W = typename M::W;
   extern __shared__ __align__(16) unsigned char shared[];
-  T* pixels = reinterpret_cast<T*>(shared);
+  float* pixels = reinterpret_cast<float*>(shared);
   float* bands = reinterpret_cast<float*>(shared + M::kBands);
   float* weights = reinterpret_cast<float*>(shared + M::kWeights);
 
-  const BlockTiles tiles(p);
-  const T* input = static_cast<const T*>(p.input.data) + tiles.channel * p.input.stride_c;
-  T* output = static_cast<T*>(p.output.data) + tiles.channel * p.output.stride_c;
+  const BlockTiles tiles = BlockTiles::strided(p);
+  const float* input = static_cast<const float*>(p.input.data) + tiles.channel * p.input.stride_c;
+  float* output = static_cast<float*>(p.output.data) + tiles.channel * p.output.stride_c;
   const auto start = [&](int n) {
     if (n >= tiles.count) return;
-    const TileIndex at(p, tiles.first + n * tiles.step);
+    const TileIndex at(p, tiles.channel, tiles.first + n * tiles.step);
     fill<W>(input + at.item * p.input.stride_b, p.input, p.height, p.width, at.y, at.x,
             p.input_bytes == 16, pixels);
   };
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<sizeof(T), K, L>:
   start(0);
 #pragma unroll 1
   for (int n = 0; n < tiles.count; ++n) {
-    const TileIndex at(p, tiles.first + n * tiles.step);
+    const TileIndex at(p, tiles.channel, tiles.first + n * tiles.step);
     wait_for_copies();
     __syncthreads();
     float sum[kPatchRows][kPatchCols];
@@ -121,45 +121,44 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<sizeof(T), K, L>:
       for (int u = 0; u < kPatchCols; ++u) sum[r][u] = bias;
     }
     float low[2][4];
-    base_path<W, T, K>(pixels, weights, sum);
+    base_path<W, float, K>(pixels, weights, sum);
     analyse_pixels<W>(pixels, bands);
     __syncthreads();
     start(n + 1);
     if constexpr (L == 1) {
-      load_coarse<1>(p, tiles.channel, at, low);
+      load_coarse<1>(p, at, low);
     } else {
       float coarse[1][L > 2 ? 1 : 2];
-      load_coarse<L>(p, tiles.channel, at, coarse);
+      load_coarse<L>(p, at, coarse);
       filter_deep_levels<W, K, L>(bands, weights);
       synthesise_deep_levels<W, L>(bands, coarse[0], low);
     }
     add_level1<W, K>(bands, weights, low, sum);
     const int y = at.y + threadIdx.x / kPatchesX * kPatchRows,
               x = at.x + threadIdx.x % kPatchesX * kPatchCols;
-    T* out = output + at.item * p.output.stride_b + y * p.output.stride_y + x * p.output.stride_x;
-    store_patch<T>(p, out, p.height - y, p.width - x, sum);
+    float* out =
+        output + at.item * p.output.stride_b + y * p.output.stride_y + x * p.output.stride_x;
+    store_patch<float>(p, out, p.height - y, p.width - x, sum);
   }
 }
 
-template <class T, int K, int L>
+template <int K, int L>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
-  using M = ForwardMemory<sizeof(T), K, L>;
-  return launch_patches(&patch_forward_kernel<T, K, L>, p, M::kBlocks * multiprocessors, M::kBytes,
+  using M = ForwardMemory<K, L>;
+  return launch_patches(&patch_forward_kernel<K, L>, p, M::kBlocks * multiprocessors, M::kBytes,
                         stream);
 }
 
 }  // namespace
 
-const char* launch_patch_forward(const PatchLaunch& p, DType activations, int multiprocessors,
-                                 cudaStream_t stream) {
-  return dispatch_float(activations, [&](auto t) {
-    return with_constant(PatchKernelSizes(), p.kernel_size, [&](auto k) {
-      return with_constant(TileLevels(), p.levels, [&](auto l) -> const char* {
-        if constexpr (k() > kMostForThreeLevels && l() == 3)
-          return "no such patch kernel";
-        else
-          return launch<decltype(t), k(), l()>(p, multiprocessors, stream);
-      });
+const char* launch_patch_forward(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
+  return with_constant(PatchKernelSizes(), p.kernel_size, [&](auto k) {
+    return with_constant(TileLevels(), p.levels, [&](auto l) -> const char* {
+      if constexpr (k() > kMostForThreeLevels && l() == 3) {
+        return "no such patch kernel";
+      } else {
+        return launch<k(), l()>(p, multiprocessors, stream);
+      }
     });
   });
 }

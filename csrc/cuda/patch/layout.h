@@ -104,9 +104,9 @@ constexpr int blocks_of(int bytes, int most) {
 constexpr int tap_floats(int kernel_size) { return round_up(kernel_size * kernel_size, 4); }
 
 // Offsets in bytes. Each kernel: window, bands, ..., folded taps and bias.
-template <int kElement, int K, int L>
+template <int K, int L>
 struct ForwardMemory {
-  using W = Window<kElement, K / 2, L>;
+  using W = Window<4, K / 2, L>;
   static constexpr int kBands = W::kPixelBytes;
   static constexpr int kWeights = kBands + W::kFloats * 4;
   static constexpr int kBytes = kWeights + ((1 + kBand * L) * tap_floats(K) + 4) * 4;

@@ -14,7 +14,6 @@ constexpr int kPatchRows = 4, kPatchCols = 8;  // pixels of a thread
 constexpr int kPatchTile = 64;                 // pixels of a tile on each side
 constexpr int kPatchesX = kPatchTile / kPatchCols;
 constexpr int kPatchThreads = kPatchTile / kPatchRows * kPatchesX;
-constexpr int kMaxPatchLevels = 3;  // deeper levels come through the low-pass band
 
 // Values that kernels are compiled for.
 template <int... kValues>
@@ -23,8 +22,9 @@ using PatchKernelSizes = Constants<3, 5, 7, 9>;  // tiles of large planes
 using PlaneKernelSizes = Constants<3, 5, 7>;     // whole planes, and weight gradients
 using PlaneCells = Constants<1, 2, 4, 8>;
 using GradCells = Constants<0, 1, 2, 4, 8>;  // 0: tiles of large planes
-using TileLevels = Constants<1, 2, 3>;
-constexpr int kMostForThreeLevels = 5;  // kernel size: the halo is 8 times its radius
+using TileLevels = Constants<1, 2, 3>;       // of a tile in float32
+using MmaLevels = Constants<1, 2>;           // of a tile in half types
+constexpr int kMostForThreeLevels = 5;       // kernel size: the halo is 8 times its radius
 
 // f(std::integral_constant<int, value>()) of the value among the constants; `value` is one of them.
 template <int kFirst, int... kRest, class F>

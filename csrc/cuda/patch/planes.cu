@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kPatchThreads, PlanesMemory<sizeof(T), K, G>::
   float* weights = reinterpret_cast<float*>(shared + P::kWeights);
 
   clear(shared, P::kBytes);
-  const BlockTiles tiles(p);
+  const BlockTiles tiles = BlockTiles::strided(p);
   const T* input = static_cast<const T*>(p.input.data) + tiles.channel * p.input.stride_c;
   T* output = static_cast<T*>(p.output.data) + tiles.channel * p.output.stride_c;
   const auto first_item = [&](int n) { return (tiles.first + n * tiles.step) * G * G; };

@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
   float* exchange = reinterpret_cast<float*>(shared + M::kExchange);
   if constexpr (G > 0) clear(shared, M::kBytes);
 
-  const BlockTiles tiles(p);
+  const BlockTiles tiles = BlockTiles::strided(p);
   const auto tile_at = [&](int n) { return tiles.first + n * tiles.step; };
   const auto start = [&](int n) {
     if (n >= tiles.count) return;
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
       if constexpr (G > 0) {
         fill_planes<W>(origin, v, bytes, p.height, p.width, tile_at(n) * G * G, p.batch, pixels);
       } else {
-        const TileIndex at(p, tile_at(n));
+        const TileIndex at(p, tiles.channel, tile_at(n));
         fill<W>(origin + at.item * v.stride_b, v, p.height, p.width, at.y, at.x, bytes == 16,
                 pixels);
       }
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
     LowpassPlanes planes{low, int64_t(p.channels) * rows * cols, rows, cols, 0, 0, 1};
     int item = tile * G * G;
     if constexpr (G == 0) {
-      const TileIndex at(p, tile);
+      const TileIndex at(p, tiles.channel, tile);
       item = at.item;
       planes.y = at.y / 2, planes.x = at.x / 2;
     } else {

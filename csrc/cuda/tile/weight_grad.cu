@@ -4,10 +4,9 @@
 //   load windows of grad_output (padded) and input (own positions only) -> analysis of both
 //   -> each warp sums the taps of one band, a lane a strip of 4 columns -> partial sums per block
 //
-// A second kernel adds the partial sums of a weight in a fixed order in float64 and applies
-// eq. foldgrad: bitwise repeatable, no atomics. Traffic: both tensors once. A row of grad_output is
-// read from shared memory once for all k rows of taps that it meets. Source: the adjoint law; the
-// sums come out rotated by 180 degrees because grad_output is the padded operand.
+// Traffic: both tensors once. A row of grad_output is read from shared memory once for all k rows
+// of taps that it meets. Source: the adjoint law; the sums come out rotated by 180 degrees because
+// grad_output is the padded operand.
 #include <type_traits>
 
 #include "../launch.cuh"
@@ -182,62 +181,6 @@ __global__ void __launch_bounds__(256, 2) weight_grad_kernel(const __grid_consta
   }
 }
 
-template <class A>
-__device__ __forceinline__ void write(void* data, DType dtype, int64_t i, double value) {
-  switch (dtype) {
-    case DType::kFloat64:
-      static_cast<double*>(data)[i] = value;
-      break;
-    case DType::kFloat16:
-      static_cast<__half*>(data)[i] = __float2half_rn(float(value));
-      break;
-    case DType::kBFloat16:
-      static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16_rn(float(value));
-      break;
-    default:
-      static_cast<float*>(data)[i] = float(value);
-  }
-}
-
-// One warp per (channel, slot): eq. foldgrad on the sum of the partial sums.
-template <class A>
-__global__ void __launch_bounds__(128) finish_kernel(const __grid_constant__ FinishLaunch p) {
-  const int slots = 1 + kSubbands * p.levels, lane = threadIdx.x % 32;
-  const int64_t warp = (blockIdx.x * int64_t(blockDim.x) + threadIdx.x) / 32;
-  if (warp >= int64_t(p.channels) * slots) return;
-  const int64_t c = warp / slots;
-  const int slot = int(warp % slots), level = (slot + 3) / 4, taps = p.kernel_size * p.kernel_size;
-  const int sums = slots * taps + 1;
-  const int64_t group = level ? 4 * c + (slot - 1) % 4 : c;
-  const A* partials = static_cast<const A*>(p.partials) + c * p.num_partials * sums;
-  const auto total = [&](int n) {
-    double value = 0;
-    for (int64_t i = 0; i < p.num_partials; ++i) value += double(partials[i * sums + n]);
-    return value;
-  };
-  const LevelGradient& out = p.gradients[level];
-  if (!out.weight && !out.scale && !(level == 0 && p.grad_bias)) return;
-  double product = 0;
-  const double scale = read<double>(p.params.scale[level], p.params.dtype, group);
-  if (out.weight || out.scale) {
-    for (int t = lane; t < taps; t += 32) {
-      const double grad = total(slot * taps + taps - 1 - t);
-      if (out.weight) write<A>(out.weight, p.params.dtype, group * taps + t, scale * grad);
-      product += grad * read<double>(p.params.weight[level], p.params.dtype, group * taps + t);
-    }
-  }
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    product += __shfl_down_sync(0xffffffffu, product, offset);
-  if (lane > 0) return;
-  if (level == 0 && p.params.bias) {
-    const double bias = total(sums - 1);
-    if (p.grad_bias) write<A>(p.grad_bias, p.params.dtype, c, scale * bias);
-    product += bias * read<double>(p.params.bias, p.params.dtype, c);
-  }
-  if (out.scale) write<A>(out.scale, p.params.dtype, group, product);
-}
-
 template <class T, class A, int K>
 const char* launch(const GradLaunch& p, cudaStream_t stream) {
   const TileLaunch& t = p.tile;
@@ -263,13 +206,6 @@ const char* launch_size(const GradLaunch& p, cudaStream_t stream) {
 const char* launch_weight_grad(const GradLaunch& p, DType activations, cudaStream_t stream) {
   return dispatch(activations,
                   [&](auto t, auto a) { return launch_size<decltype(t), decltype(a)>(p, stream); });
-}
-
-const char* launch_finish(const FinishLaunch& p, DType activations, cudaStream_t stream) {
-  const int64_t blocks = (int64_t(p.channels) * (1 + kSubbands * p.levels) + 3) / 4;
-  return accumulates_in_double(activations)
-             ? launch_kernel(&finish_kernel<double>, p, blocks, 128, 0, stream)
-             : launch_kernel(&finish_kernel<float>, p, blocks, 128, 0, stream);
 }
 
 }  // namespace wtconv::cuda

@@ -1,0 +1,315 @@
+// The operator on large planes of half types in one pass over memory, on tensor cores.
+//
+// Analysis, filters and synthesis of one level, and the base path, are together one filter that
+// depends on the parity of the output pixel, of 2K x 2K taps for kernels of K x K:
+//
+//   y[2r+p][2c+q] = sum_ij H_pq[i][j] x[2r-2R+i][2c-2R+j],                      R = K/2, i, j < 2K
+//   H_pq[i][j] = w_0[i-R-p][j-R-q] + 1/4 sum_s (+-) w_s[i/2][j/2]
+//
+// (sec. 3 of the paper, with the signs of the Haar basis; w_0 is zero past its ends.) Eight pixels
+// of a row see the coefficients of 4 + 2R columns, at K = 5 exactly the 16 columns of an MMA
+// without a structural zero: as many products as the base path and the bands need apart, and
+// neither coefficients nor their rounding. Level 2 is the same filter without w_0 on the low-pass
+// band LL:
+//
+//   copy the window (asynchronous; the next one meanwhile) -> L = 2: LL into shared memory
+//   -> y and the output of level 2 into registers by MMA -> sum -> shared memory -> store
+//
+// A warp computes 64 x 16 pixels, in products whose 16 rows are one row of each of the eight 8-row
+// cells of the tile, at 8 columns and at the 8 further: three groups of 8 columns of a row of x
+// serve up to 8 products. x is read once with the halo (re-reads hit L1 or L2), y written once. The
+// taps are divided by a power of two per channel and level, so that float16 holds them whatever
+// their size; sums are float32. A value of x that is not finite reaches every output whose products
+// read it: 16 L columns and 2 K L rows, of columns 24 L for K > 5.
+#include "../launch.cuh"
+#include "mma.cuh"
+
+namespace wtconv::cuda {
+namespace {
+
+constexpr int kWarpCols = 16;  // pixels of a warp along x
+
+// Copies the columns of the window from piece kFirst on, as many at once as divide the threads.
+// `corner` is the first pixel of the window, in row y and column x of the plane.
+template <class W, bool kCached, class T, int kFirst>
+__device__ __forceinline__ void fill_pieces(const T* corner, const PatchLaunch& p, int y, int x,
+                                            T* pixels) {
+  constexpr int kPiece = 8, kLeft = W::cols(0) / kPiece - kFirst;
+  constexpr int kColumns = kLeft >= 8 ? 8 : kLeft >= 4 ? 4 : 2;
+  constexpr int kStep = kPatchThreads / kColumns;
+  static_assert(kStep % W::cell(0) == 0 && kLeft % 2 == 0, "steps keep the row of the cell");
+  const int col = (kFirst + threadIdx.x % kColumns) * kPiece, row = threadIdx.x / kColumns;
+  const bool inside = unsigned(x + col) < unsigned(p.width);
+  const int64_t step = kStep * p.input.stride_y;
+  const T* from = corner + row * p.input.stride_y + col;
+  T* to = pixels + W::slot(0, row) * W::pitch(0) + col;
+#pragma unroll
+  for (int r = 0; r < W::rows(0); r += kStep) {
+    if (r + kStep <= W::rows(0) || r + row < W::rows(0)) {
+      copy_piece<kCached>(to + r / W::cell(0) * W::pitch(0), from,
+                          inside && unsigned(y + row + r) < unsigned(p.height));
+    }
+    from += step;
+  }
+  if constexpr (kLeft > kColumns)
+    fill_pieces<W, kCached, T, kFirst + kColumns>(corner, p, y, x, pixels);
+}
+
+// Starts to copy the window of a tile, zero outside the plane.
+template <class W, bool kCached, class T>
+__device__ __forceinline__ void start_window(const PatchLaunch& p, const TileIndex& at, T* pixels) {
+  const int y = at.y - W::halo(0), x = at.x - W::lead(0);
+  const T* corner = static_cast<const T*>(p.input.data) + at.item * p.input.stride_b +
+                    at.channel * p.input.stride_c + y * p.input.stride_y + x * p.input.stride_x;
+  if (p.input_bytes == 16) return fill_pieces<W, kCached, T, 0>(corner, p, y, x, pixels);
+  for (int i = threadIdx.x; i < W::rows(0) * W::cols(0); i += kPatchThreads) {
+    const int row = i / W::cols(0), col = i % W::cols(0);
+    const bool inside =
+        unsigned(y + row) < unsigned(p.height) && unsigned(x + col) < unsigned(p.width);
+    pixels[W::slot(0, row) * W::pitch(0) + col] =
+        inside ? corner[row * p.input.stride_y + col * p.input.stride_x] : narrow<T>(0.0f);
+  }
+}
+
+// LL of level 1, `factor` times the sum of four pixels. Row r comes from rows 2r and 2r + 1 of the
+// window, column c from columns 2c and 2c + 1: 16 rows and 8 columns of LL are two products with
+// the matrix that adds neighbouring columns. The rows of a product are those of equal position in
+// the first eight cells, then those of the other cells.
+template <class W, class T>
+__device__ __forceinline__ void form_lowpass(const T* pixels, float factor, T* lowpass) {
+  constexpr int kCells = W::cells(1), kColumns = W::cols(1) / 8;
+  static_assert(W::cells(0) == kCells, "a cell of level 1 is one of level 0");
+  const int lane = threadIdx.x % 32;
+  const auto slot = [](int row) {
+    const int cell = row < 32 ? row % 8 : min(row / 4, kCells - 1);
+    return (row < 32 ? row / 8 : row % 4) * kCells + cell;
+  };
+  const uint32_t add = pack<T>(factor, factor);
+  const uint32_t b0 = lane / 4 == lane % 4 ? add : 0, b1 = lane / 4 == lane % 4 + 4 ? add : 0;
+#pragma unroll 2
+  for (int i = threadIdx.x / 32; i < 3 * kColumns; i += kPatchThreads / 32) {
+    const int row = i / kColumns * 16, col = i % kColumns * 8;
+    // Stored row of LL; those of x are at twice its position in the cell, and at the next.
+    const int from = slot(row + lane % 16);
+    const T* p = pixels + (from + from / kCells * kCells) * W::pitch(0) + 2 * col + lane / 16 * 8;
+    uint32_t even[4], odd[4];
+    load_matrices(p, even);
+    load_matrices(p + kCells * W::pitch(0), odd);
+    float sum[4] = {};
+    multiply<T>(sum, even, b0, b1);
+    multiply<T>(sum, odd, b0, b1);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      T* to = lowpass + slot(row + 8 * h + lane / 4) * W::pitch(1) + col + lane % 4 * 2;
+      *reinterpret_cast<uint32_t*>(to) = pack<T>(sum[2 * h], sum[2 * h + 1]);
+    }
+  }
+}
+
+// sum[f] += rows f of the cells of this warp's columns: elements 0, 1 of the lane's pixels 2t and
+// 2t + 1, elements 2, 3 of the pixels 8 further.
+template <class W, class T>
+__device__ __forceinline__ void filter_pixels(const T* pixels, const uint32_t* fragments,
+                                              float (&sum)[8][4]) {
+  constexpr int kFirst = W::halo(0) - W::kRows / 2 + 1;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const T* corner = pixels + W::lead(0) - W::kLead + warp * kWarpCols;
+  InputRow<W::kGroups> in[W::kRows + 6];
+  // Matrices (g, g + 8) x (first, second group) of a product are groups 0, 1, 1, 2 of a row of x.
+  const auto load = [&](int i) {
+    const T* row = corner + W::slot(0, i + kFirst) * W::pitch(0);
+    if constexpr (W::kGroups == 2) {  // not aligned to 16 bytes
+#pragma unroll
+      for (int m = 0; m < 4; ++m)
+        in[i].first[m] = load_pair(row + lane / 4 * W::pitch(0) + lane % 4 * 2 + (m + 1) / 2 * 8);
+    } else {
+      row += lane % 8 * W::pitch(0);
+      load_matrices(row + (lane / 8 + 1) / 2 * 8, in[i].first);
+      load_matrices(row + (2 + lane / 8 % 2) * 8, in[i].rest);
+    }
+  };
+#pragma unroll
+  for (int parity = 0; parity < 2; ++parity) {
+    load(parity), load(parity + 2), load(parity + 4);
+#pragma unroll
+    for (int i = parity; i < W::kRows; i += 2) {
+      load(i + 6);
+      TapRow<W::kGroups> taps;
+      taps.template load<W::kRows>(fragments, i);
+#pragma unroll
+      for (int f = 0; f < 8; ++f) taps.template apply<T>(sum[f], in[i + f / 2 * 2], f % 2);
+    }
+  }
+}
+
+// sum[p][2 b + h] += row 4 g + 2 b + p of LL of this lane, column t + 4 h of this warp.
+template <class W, class T>
+__device__ __forceinline__ void filter_lowpass(const T* lowpass, const uint32_t* fragments,
+                                               float (&sum)[2][4]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const T* cell = lowpass + lane % 8 * W::pitch(1) + W::lead(1) - W::kLead + warp * kWarpCols / 2;
+  // Rows g + 8 of a product are two rows below rows g: in the same cell, or in the next one.
+  const int below = lane / 8 % 2;
+  const T* from[2] = {cell + below * 2 * W::cells(1) * W::pitch(1),
+                      cell + below * (1 - 2 * W::cells(1)) * W::pitch(1)};
+#pragma unroll
+  for (int i = 0; i < W::kRows; ++i) {
+    const T* row = from[i % 4 / 2] + W::slot(1, i) * W::pitch(1);
+    InputRow<W::kGroups> in;
+    load_matrices(row + lane / 16 * 8, in.first);
+    if constexpr (W::kGroups > 2) load_matrices(row + 16, in.rest);
+    TapRow<W::kGroups> taps;
+    taps.template load<W::kRows>(fragments, i);
+#pragma unroll
+    for (int p = 0; p < 2; ++p) taps.template apply<T>(sum[p], in, p);
+  }
+}
+
+// What the levels past L add to the pixels of LL of level L that this lane holds.
+template <int L>
+__device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileIndex& at,
+                                            float (&coarse)[8 >> L][2]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int y = (at.y + lane / 4 * 8) >> L;
+  const float* plane = static_cast<const float*>(p.coarse) +
+                       (int64_t(at.item) * p.channels + at.channel) * p.coarse_rows * p.coarse_cols;
+  constexpr float kFactor = 1.0f / (1 << L);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int x = (at.x + warp * kWarpCols + h * 8 + lane % 4 * 2) >> L;
+#pragma unroll
+    for (int r = 0; r < 8 >> L; ++r) {
+      const bool inside = y + r < p.coarse_rows && x < p.coarse_cols;
+      coarse[r][h] = inside ? kFactor * plane[(y + r) * p.coarse_cols + x] : 0.0f;
+    }
+  }
+}
+
+// Outputs pass through shared memory, to be stored in whole lines. There row f of cell g is row
+// 8 f + g, and its pieces of 16 bytes change places with g so that the writes of a warp touch
+// different banks.
+__device__ __forceinline__ int staged_at(int row, int piece) {
+  return (row % 8 * 8 + row / 8) * kPatchTile + (piece ^ (row / 8)) * 8;
+}
+
+template <class T>
+__device__ __forceinline__ void stage_outputs(const float (&value)[8][4], T* staged) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int f = 0; f < 8; ++f) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      T* to = staged + staged_at(lane / 4 * 8 + f, 2 * warp + h) + lane % 4 * 2;
+      *reinterpret_cast<uint32_t*>(to) = pack<T>(value[f][2 * h], value[f][2 * h + 1]);
+    }
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void store_tile(const PatchLaunch& p, const TileIndex& at,
+                                           const T* staged) {
+  T* plane =
+      static_cast<T*>(p.output.data) + at.item * p.output.stride_b + at.channel * p.output.stride_c;
+  if (p.wide_output) {
+    const int piece = threadIdx.x % 8, first = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 8;
+    const int x = at.x + piece * 8, rows = p.height - at.y - first;
+    T* out = plane + (at.y + first) * p.output.stride_y + x;
+    if (x >= p.width) return;
+#pragma unroll
+    for (int r = 0; r < 16; r += 4) {
+      if (r < rows) {
+        *reinterpret_cast<Vector<T, 8>*>(out) =
+            *reinterpret_cast<const Vector<T, 8>*>(staged + staged_at(first + r, piece));
+      }
+      out += 4 * p.output.stride_y;
+    }
+  } else {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kPatchTile * kPatchTile; i += kPatchThreads) {
+      const int row = i / kPatchTile, col = i % kPatchTile, y = at.y + row, x = at.x + col;
+      if (y < p.height && x < p.width) {
+        plane[y * p.output.stride_y + x * p.output.stride_x] =
+            staged[staged_at(row, col / 8) + col % 8];
+      }
+    }
+  }
+}
+
+template <class T, int K, int L>
+__global__ void __launch_bounds__(kPatchThreads, MmaShared<K, L>::kBlocks)
+    mma_forward_kernel(const __grid_constant__ PatchLaunch p) {
+  using W = MmaWindow<K, L>;
+  using S = MmaShared<K, L>;
+  extern __shared__ __align__(16) unsigned char shared[];
+  T* lowpass = reinterpret_cast<T*>(shared + 2 * S::kWindow);
+  T* outputs = lowpass + S::kLowpass / 2;
+  uint32_t* fragments = reinterpret_cast<uint32_t*>(outputs + S::kOutputs / 2);
+  auto& taps = *reinterpret_cast<ChannelTaps<K, L>*>(fragments + L * S::kFragments / 4);
+  const auto window = [&](int n) { return reinterpret_cast<T*>(shared + n % 2 * S::kWindow); };
+
+  const BlockTiles tiles = BlockTiles::contiguous(p);
+  TileIndex at(p, tiles.channel, tiles.first), next = at;
+  start_window<W, S::kCached>(p, at, window(0));
+  read_taps(p.params, tiles.channel, taps);
+  __syncthreads();
+  form_fragments<W, T, K, L, 0>(taps, fragments);
+  if constexpr (L > 1) form_fragments<W, T, K, L, 1>(taps, fragments + S::kFragments / 4);
+#pragma unroll 1
+  for (int n = 0;; ++n) {
+    wait_for_copies();
+    __syncthreads();
+    if (n > 0) store_tile(p, at, outputs);
+    if (n == tiles.count) return;
+    at = next;
+    T* pixels = window(n);
+    if (n + 1 < tiles.count) {
+      advance(p, next);
+      start_window<W, S::kCached>(p, next, window(n + 1));
+    }
+    float sum[8][4] = {}, low[2][4] = {}, coarse[8 >> L][2] = {};
+    // Averages cannot overflow; sums of gradients, where rotated, shall not underflow.
+    const float average = p.params.rotate ? 0.5f : 0.25f;
+    if constexpr (L > 1) {
+      if (p.coarse) load_coarse<L>(p, at, coarse);
+      form_lowpass<W>(pixels, average, lowpass);
+    }
+    __syncthreads();
+    if constexpr (L > 1) filter_lowpass<W>(lowpass, fragments + S::kFragments / 4, low);
+    filter_pixels<W>(pixels, fragments, sum);
+    const float bias = taps.bias, factor = taps.factor[0],
+                low_factor = taps.factor[L - 1] * (0.25f / average);
+#pragma unroll
+    for (int f = 0; f < 8; ++f) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        float rest = bias;
+        if (L > 1) rest += low_factor * low[f / 2 % 2][f / 4 * 2 + c / 2] + coarse[f >> L][c / 2];
+        sum[f][c] = factor * sum[f][c] + rest;
+      }
+    }
+    stage_outputs(sum, outputs);
+  }
+}
+
+template <class T, int K, int L>
+const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
+  using S = MmaShared<K, L>;
+  return launch_patches(&mma_forward_kernel<T, K, L>, p, S::kBlocks * multiprocessors, S::kTotal,
+                        stream);
+}
+
+}  // namespace
+
+const char* launch_mma_forward(const PatchLaunch& p, DType activations, int multiprocessors,
+                               cudaStream_t stream) {
+  const auto run = [&](auto t) {
+    return with_constant(PatchKernelSizes(), p.kernel_size, [&](auto k) {
+      return with_constant(MmaLevels(), p.levels, [&](auto l) {
+        return launch<decltype(t), k(), l()>(p, multiprocessors, stream);
+      });
+    });
+  };
+  return activations == DType::kFloat16 ? run(__half()) : run(__nv_bfloat16());
+}
+
+}  // namespace wtconv::cuda

@@ -1,0 +1,70 @@
+// Shared memory of the tensor-core kernel, in constant expressions. No CUDA header.
+#pragma once
+
+#include <cstdint>
+
+#include "layout.h"
+
+namespace wtconv::cuda {
+
+// Where a tile lies in shared memory. Level 0 is the window of x as stored in memory; level 1,
+// where L = 2, its low-pass band. Eight rows of pixels (four of level 1) make a cell: the rows of
+// equal position in their cells lie together, so that a product reads neighbouring rows of each.
+template <int K, int L>
+struct MmaWindow {
+  static constexpr int kRows = 2 * K;              // rows behind two rows of outputs
+  static constexpr int kGroups = K <= 5 ? 2 : 3;   // groups of 8 columns behind 8 columns
+  static constexpr int kLead = 4 * (kGroups - 1);  // of these columns, those before the outputs
+
+  static constexpr int own(int level) { return kPatchTile >> level; }
+  static constexpr int cell(int level) { return 8 >> level; }
+  static constexpr int halo(int level) { return K / 2 << (L - level); }
+  static constexpr int rows(int level) { return own(level) + 2 * halo(level); }
+  static constexpr int cells(int level) { return (rows(level) + cell(level) - 1) / cell(level); }
+  // Columns before the tile and after it: at level 0 whole pieces of 16 bytes.
+  static constexpr int lead(int level) {
+    return round_up(kLead << (L - 1 - level), level == 0 ? 8 : 4);
+  }
+  static constexpr int cols(int level) { return own(level) + 2 * lead(level); }
+  // An odd number of pieces: eight neighbouring rows touch different banks.
+  static constexpr int pitch(int level) { return round_up(cols(level) - 8, 16) + 8; }
+  static constexpr int size(int level) { return cells(level) * cell(level) * pitch(level); }
+  // Stored row of row `row` of the window, counted from the halo's first.
+  static constexpr int slot(int level, int row) {
+    return row % cell(level) * cells(level) + row / cell(level);
+  }
+};
+
+// Scaled taps of a channel in float32.
+template <int K, int L>
+struct alignas(16) ChannelTaps {
+  float base[K * K];
+  // What a coefficient's row and column of the pixel grid add to a pixel of equal (0) or other (1)
+  // parity: [2 * rows differ + columns differ].
+  float wavelet[L][4][K * K];
+  uint32_t largest[L][kPatchThreads / 32];  // magnitude per warp, as the bits of a float32
+  float factor[L];                          // that the taps of a level were divided by
+  float bias;
+};
+
+// Shared memory of a block, in bytes: two windows, LL, outputs, the fragments of each level, taps.
+template <int K, int L>
+struct MmaShared {
+  using W = MmaWindow<K, L>;
+  static constexpr int kWindow = W::size(0) * 2;
+  static constexpr int kLowpass = L > 1 ? W::size(1) * 2 : 0;
+  static constexpr int kFragments = W::kRows * 32 * W::kGroups * 8;
+  static constexpr int kOutputs = kPatchTile * kPatchTile * 2;
+  static constexpr int kScratch = L * kFragments + int(sizeof(ChannelTaps<K, L>));
+  static constexpr int kTotal = 2 * kWindow + kLowpass + kOutputs + kScratch;
+  // Blocks of an sm_90 multiprocessor. More do not help: memory decides.
+  static constexpr int kMost = 228 * 1024 / (kTotal + 1024), kWanted = L == 1 ? 4 : 3;
+  static constexpr int kBlocks = kMost < kWanted ? kMost : kWanted;
+  // Whether copies go through the L1 cache, where a tile finds what its window shares with the one
+  // before. Worth 10 % where the shared memory of the blocks leaves room for the copies on their
+  // way (8x64x256x256 float16 on an H100, K = 5, L = 1: 0.067 ms for 0.075), costs 19 % where it
+  // does not (L = 2 with four blocks).
+  static constexpr bool kCached = kBlocks * (kTotal + 1024) <= 164 * 1024;
+};
+
+}  // namespace wtconv::cuda
