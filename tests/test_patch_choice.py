@@ -1,6 +1,4 @@
-"""Launch choices and shared-memory layout of the patch kernels, compiled for the host.
-
-"""
+"""Launch choices and shared-memory layout of the patch kernels, compiled for the host."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ int patch_tiles(const Problem& p, const PatchChoice& choice) {
 PatchChoice choose_patch(const Problem& p, const Device& device) {
   constexpr int64_t kMostPixels = int64_t(INT32_MAX) * 1024;  // so that tiles fit an int
   if (p.accumulator_bytes != 4 || !is_among(PatchKernelSizes(), p.kernel_size) ||
-      p.batch * p.channels * p.height * p.width > kMostPixels) {
+      p.batch > INT32_MAX || p.batch * p.channels * p.height * p.width > kMostPixels) {
     return {0, 0};
   }
   if (std::max(p.height, p.width) <= kPatchTile) return choose_planes(p, device);
