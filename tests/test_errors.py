@@ -98,3 +98,19 @@ def test_devices_in_a_fake_mode():
         fake["base_scale"] = torch.empty(1, 3, 1, 1, device="cuda:0")
         message = error_of(torch.ops.wtconv.fused_forward.default, list(fake.values()))
     assert message == "fused_forward: base_scale must be on the device of input, cpu, got cuda:0"
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_out_of_memory_has_its_type_and_leaves_nothing(device: str, requires_grad: bool) -> None:
+    channels = 1024
+    x = torch.zeros(1, 1, 1, 1, device=device).expand(2**20, channels, 64, 64)
+    weight = torch.zeros(channels, 1, 3, 3, device=device, requires_grad=requires_grad)
+    weights = [torch.zeros(4 * channels, 1, 3, 3, device=device)]
+    scale, scales = torch.ones(1, channels, 1, 1, device=device), [weights[0][:, :, :1, :1]]
+    before = torch.cuda.memory_allocated() if device == "cuda" else 0
+    with pytest.raises(torch.OutOfMemoryError, match=r"wtconv: out of memory: .*\[1048576, 1024"):
+        torch.ops.wtconv.fused_forward(
+            x, weight, None, scale, weights, [scales[0].reshape(1, -1, 1, 1)]
+        )
+    if device == "cuda":
+        assert torch.cuda.memory_allocated() == before

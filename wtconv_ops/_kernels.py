@@ -10,7 +10,7 @@ This module binds the operators, so it is imported only once they are defined.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -29,6 +29,17 @@ from ._autograd import (
 from ._vmap import FuncFusedBackward, FuncFusedForward, FuncMixedFusedForward
 
 
+# How the library begins the message of a failed allocation, which reaches Python as RuntimeError.
+_OUT_OF_MEMORY = "wtconv: out of memory"
+
+
+def _reraise(error: RuntimeError) -> NoReturn:
+    """Raise ``error``, as torch.OutOfMemoryError if it says that an allocation failed."""
+    if _OUT_OF_MEMORY in str(error) and not isinstance(error, torch.OutOfMemoryError):
+        raise torch.OutOfMemoryError(str(error)) from None
+    raise error
+
+
 def _forward_kernel(operator: Any, function: Any) -> Callable[..., Tensor]:
     """Autograd kernel of a forward operator, whose derivatives are those of ``function``."""
 
@@ -42,12 +53,15 @@ def _forward_kernel(operator: Any, function: Any) -> Callable[..., Tensor]:
         wavelet_scales: list[Tensor],
     ) -> Tensor:
         tensors = (input, base_weight, base_bias, base_scale, *wavelet_weights, *wavelet_scales)
-        if len(wavelet_weights) == len(wavelet_scales) and needs_derivative(tensors):
-            return function.apply(*tensors)  # type: ignore[no-any-return]
-        with below_autograd():
-            output: Tensor = operator(
-                input, base_weight, base_bias, base_scale, wavelet_weights, wavelet_scales
-            )
+        try:
+            if len(wavelet_weights) == len(wavelet_scales) and needs_derivative(tensors):
+                return function.apply(*tensors)  # type: ignore[no-any-return]
+            with below_autograd():
+                output: Tensor = operator(
+                    input, base_weight, base_bias, base_scale, wavelet_weights, wavelet_scales
+                )
+        except RuntimeError as error:
+            _reraise(error)
         return output
 
     return kernel
@@ -70,23 +84,26 @@ def backward_kernel(
 ) -> tuple[Tensor, ...]:
     """Autograd kernel of fused_backward."""
     parameters = (base_weight, base_bias, base_scale, *wavelet_weights, *wavelet_scales)
-    if len(wavelet_weights) == len(wavelet_scales) and needs_derivative(
-        (grad_output, input, *parameters)
-    ):
-        return FusedBackward.apply(  # type: ignore[no-any-return]
-            tuple(output_mask), grad_output, input, *parameters
-        )
-    with below_autograd():
-        outputs: tuple[Tensor, ...] = BACKWARD(
-            grad_output,
-            input,
-            base_weight,
-            base_bias,
-            base_scale,
-            wavelet_weights,
-            wavelet_scales,
-            output_mask,
-        )
+    try:
+        if len(wavelet_weights) == len(wavelet_scales) and needs_derivative(
+            (grad_output, input, *parameters)
+        ):
+            return FusedBackward.apply(  # type: ignore[no-any-return]
+                tuple(output_mask), grad_output, input, *parameters
+            )
+        with below_autograd():
+            outputs: tuple[Tensor, ...] = BACKWARD(
+                grad_output,
+                input,
+                base_weight,
+                base_bias,
+                base_scale,
+                wavelet_weights,
+                wavelet_scales,
+                output_mask,
+            )
+    except RuntimeError as error:
+        _reraise(error)
     return outputs
 
 

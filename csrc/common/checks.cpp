@@ -271,10 +271,21 @@ bool prefers_channels_last(const Tensor& tensor) {
 }
 
 Tensor empty_image(const Tensor& like, const std::vector<int64_t>& sizes, bool channels_last) {
-  return torch::stable::empty({sizes.data(), sizes.size()}, like.scalar_type(), std::nullopt,
-                              like.device(), std::nullopt,
-                              channels_last ? torch::headeronly::MemoryFormat::ChannelsLast
-                                            : torch::headeronly::MemoryFormat::Contiguous);
+  return allocate(like, sizes, like.scalar_type(), channels_last);
+}
+
+Tensor allocate(const Tensor& like, const std::vector<int64_t>& sizes,
+                torch::headeronly::ScalarType dtype, bool channels_last) {
+  try {
+    return torch::stable::empty({sizes.data(), sizes.size()}, dtype, std::nullopt, like.device(),
+                                std::nullopt,
+                                channels_last ? torch::headeronly::MemoryFormat::ChannelsLast
+                                              : torch::headeronly::MemoryFormat::Contiguous);
+  } catch (const std::exception&) {
+    std::string shape;
+    for (const int64_t size : sizes) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
+    fail("wtconv: out of memory: cannot allocate a tensor of shape [" + shape + "]");
+  }
 }
 
 }  // namespace wtconv

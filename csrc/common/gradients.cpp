@@ -7,9 +7,9 @@
 namespace wtconv {
 namespace {
 
-Tensor allocate(const Tensor& like, std::vector<int64_t> sizes, bool wanted, bool zero) {
+Tensor gradient(const Tensor& like, std::vector<int64_t> sizes, bool wanted, bool zero) {
   if (!wanted) sizes = {0};
-  Tensor result = torch::stable::new_empty(like, {sizes.data(), sizes.size()});
+  Tensor result = allocate(like, sizes, like.scalar_type());
   if (wanted && zero) torch::stable::zero_(result);
   return result;
 }
@@ -63,12 +63,12 @@ Gradients allocate_gradients(const Tensor& input, const Parameters& p, const Wan
   return {
       wanted.input ? empty_image(input, {input.sizes().begin(), input.sizes().end()},
                                  prefers_channels_last(input))
-                   : allocate(input, {}, false, false),
-      allocate(like, {c, 1, k, k}, wanted.base_weight, empty),
-      allocate(like, {c}, wanted.base_bias, empty),
-      allocate(like, {1, c, 1, 1}, wanted.base_scale, empty),
-      allocate(like, {levels, 4 * c, 1, k, k}, any(wanted.weights), empty || !all(wanted.weights)),
-      allocate(like, {levels, 1, 4 * c, 1, 1}, any(wanted.scales), empty || !all(wanted.scales))};
+                   : gradient(input, {}, false, false),
+      gradient(like, {c, 1, k, k}, wanted.base_weight, empty),
+      gradient(like, {c}, wanted.base_bias, empty),
+      gradient(like, {1, c, 1, 1}, wanted.base_scale, empty),
+      gradient(like, {levels, 4 * c, 1, k, k}, any(wanted.weights), empty || !all(wanted.weights)),
+      gradient(like, {levels, 1, 4 * c, 1, 1}, any(wanted.scales), empty || !all(wanted.scales))};
 }
 
 }  // namespace wtconv

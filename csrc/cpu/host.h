@@ -42,8 +42,7 @@ struct Blocks {
 class Workspace {
  public:
   Workspace(const Tensor& like, int64_t bytes)
-      : tensor_(torch::stable::new_empty(like, {bytes + kAlignment},
-                                         torch::headeronly::ScalarType::Byte)) {
+      : tensor_(allocate(like, {bytes + kAlignment}, torch::headeronly::ScalarType::Byte)) {
     const auto address = reinterpret_cast<uintptr_t>(tensor_.mutable_data_ptr());
     data_ = reinterpret_cast<char*>((address + kAlignment - 1) / kAlignment * kAlignment);
   }

@@ -47,7 +47,7 @@ class WeightGradient {
     const auto scalar = accumulates_in_double(dtype) ? torch::headeronly::ScalarType::Double
                                                      : torch::headeronly::ScalarType::Float;
     const int64_t sums = (1 + 4 * levels) * kernel_size_ * kernel_size_ + 1;
-    return torch::stable::new_empty(call_.like, {call_.channels, count, sums}, scalar);
+    return allocate(call_.like, {call_.channels, count, sums}, scalar);
   }
 
   void finish(const Tensor& partials, int first_level, int levels, DType dtype) const {

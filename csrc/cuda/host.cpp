@@ -114,7 +114,7 @@ std::pair<Tensor, Plane> Call::lowpass(const Plane& input, int levels) const {
             cols = (input.width + unit - 1) / unit;
   const auto scalar =
       in_double ? torch::headeronly::ScalarType::Double : torch::headeronly::ScalarType::Float;
-  const Tensor band = torch::stable::new_empty(like, {batch, channels, rows, cols}, scalar);
+  const Tensor band = allocate(like, {batch, channels, rows, cols}, scalar);
   return {band,
           {output_view(band), in_double ? DType::kFloat64 : DType::kFloat32, rows, cols, false}};
 }
