@@ -22,7 +22,7 @@ from bench.cuda_timing import ColdTimer, copy_speed, tf32
 from bench.environment import checkout_commit
 from bench.model_table import print_model
 from bench.run import NumbersDifferError, Settings, print_tables, run
-from bench.shapes import QUICK_SHAPES, QUICK_SWEEPS, SHAPES, SWEEPS
+from bench.shapes import QUICK_SHAPES, QUICK_SWEEPS, SHAPES, SWEEPS, NoSuchShapeError, only
 
 
 class _CannotRunError(Exception):
@@ -43,7 +43,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
     except (NumbersDifferError, GpuNumbersDifferError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
-    except (FileNotFoundError, _CannotRunError, ncu.NcuError) as error:
+    except (FileNotFoundError, NoSuchShapeError, _CannotRunError, ncu.NcuError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
 
@@ -72,8 +72,11 @@ def _run_on_cpu(options: argparse.Namespace) -> int:
 
 def _run_on_gpu(options: argparse.Namespace) -> int:
     sweeps = QUICK_SWEEPS if options.quick else SWEEPS
+    groups = tuple(group for name in options.sweep for group in sweeps[name])
+    if options.shape is not None:
+        groups = only(groups, options.shape)
     settings = CudaSettings(
-        groups=tuple(group for name in options.sweep for group in sweeps[name]),
+        groups=groups,
         dtypes=tuple(options.dtype),
         layouts=arguments.layouts(options),
         rounds=2 if options.quick else options.rounds,

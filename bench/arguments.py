@@ -67,6 +67,14 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     _add(cuda, "--sweep", "one or more sweeps", list(SWEEPS), nargs="+", choices=tuple(SWEEPS))
     _add(
         cuda,
+        "--shape",
+        "of the sweeps, only these BxCxHxW (default: all)",
+        nargs="+",
+        type=_size,
+        metavar="SHAPE",
+    )
+    _add(
+        cuda,
         "--method",
         "device time of a call (events) or of its captured replay (graph), wall time (eager); "
         "one or more (default: events, for the stages also graph)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -69,6 +70,24 @@ class Group:
     def elements(self) -> int:
         """N of the paper: elements of the input."""
         return self.batch * self.channels * self.side * self.side
+
+
+class NoSuchShapeError(ValueError):
+    """A shape that was asked for is in none of the sweeps."""
+
+
+def only(groups: Sequence[Group], sizes: Iterable[Size]) -> tuple[Group, ...]:
+    """The groups of these sizes.
+
+    Raises:
+        NoSuchShapeError: a size is in no group.
+    """
+    labels = [str(size) for size in sizes]
+    known = [group.label for group in groups]
+    for label in labels:
+        if label not in known:
+            raise NoSuchShapeError(f"--shape: {label} is not one of {', '.join(known)}")
+    return tuple(group for group in groups if group.label in labels)
 
 
 #: The four stages of WTConvNeXt-T at 224 x 224, and one larger map.

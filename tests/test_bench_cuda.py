@@ -30,7 +30,7 @@ from bench.cuda_report import csv_sink, print_means, print_tables, speed_up
 from bench.cuda_run import DTYPES, CudaSettings, Messages, Row, run
 from bench.cuda_timing import Call, Sampler
 from bench.providers import DEPTHWISE, OURS, REFERENCE
-from bench.shapes import QUICK_SWEEPS, SWEEPS, Group
+from bench.shapes import QUICK_SWEEPS, SWEEPS, Group, NoSuchShapeError, Size, only
 from wtconv_ops.functional import wtconv2d
 
 
@@ -343,3 +343,10 @@ def test_gpu_command_writes_tables_csv_and_the_commit_of_upstream(
     first = path.read_text().splitlines()[0]
     assert first.startswith("# card, cuDNN ")
     assert "; upstream at commit 4a84da2; k = 5; " in first
+
+
+def test_shape_picks_groups_of_the_sweeps() -> None:
+    groups = only(SWEEPS["paper"], [Size(8, 64, 512, 512), Size(8, 32, 128, 128)])
+    assert [group.label for group in groups] == ["8x32x128x128", "8x64x512x512"]
+    with pytest.raises(NoSuchShapeError, match="8x64x512x513 is not one of 8x32x128x128, "):
+        only(SWEEPS["paper"], [Size(8, 64, 512, 513)])
