@@ -69,8 +69,11 @@ PatchChoice choose_patch(const Problem& p, const Device& device) {
       p.batch > INT32_MAX || p.batch * p.channels * p.height * p.width > kMostPixels) {
     return {0, 0};
   }
-  if (std::max(p.height, p.width) <= kPatchTile) return choose_planes(p, device);
-  if (p.channels_last || std::min(p.height, p.width) <= kPatchTile / 2) return {0, 0};
+  const int longest = std::max(p.height, p.width), shortest = std::min(p.height, p.width);
+  // Tensor cores take planes of one tile, too: no other plane would share it.
+  const bool tiles = !p.channels_last && shortest > kPatchTile / 2 &&
+                     (longest > kPatchTile || p.element_bytes == 2);
+  if (!tiles) return longest <= kPatchTile ? choose_planes(p, device) : PatchChoice{0, 0};
   // Three levels on chip where they are all: the halo of the third costs more than a low-pass pass
   // that also serves the levels past it (8x64x256x256 float32 on an H100: L=3 0.219 against 0.246
   // ms, L=5 0.314 against 0.246).

@@ -11,6 +11,9 @@
 namespace wtconv::cuda {
 namespace {
 
+constexpr int kTileBits = 6;
+static_assert(1 << kTileBits == kPatchTile);
+
 // Offset of a small level when the level is known at run time.
 template <class P>
 __device__ __forceinline__ int small_offset(int level) {
@@ -20,9 +23,10 @@ __device__ __forceinline__ int small_offset(int level) {
 
 // A dense level; `finer(row, col)` points to the 2 x 2 low-pass coefficients of a pitch.
 template <class Finer>
-__device__ __forceinline__ void analyse_small(int side, int pitch, Finer finer, float* raw) {
+__device__ __forceinline__ void analyse_small(int level, int pitch, Finer finer, float* raw) {
+  const int bits = kTileBits - level, side = 1 << bits;
   for (int i = threadIdx.x; i < side * side; i += kPatchThreads) {
-    const float* p = finer(i / side, i % side);
+    const float* p = finer(i >> bits, i & (side - 1));
     float value[kSubbands];
     haar_butterfly<float>(p[0], p[1], p[pitch], p[pitch + 1], value);
 #pragma unroll
@@ -30,27 +34,47 @@ __device__ __forceinline__ void analyse_small(int side, int pitch, Finer finer, 
   }
 }
 
-// The dense levels: one coefficient at a time, over those of its own cell that the taps reach.
+// One coefficient of a dense level: over those of its own cell that the taps reach. kCell is the
+// side of the cell where the loops shall be unrolled, else 0.
+template <int K, int kCell>
+__device__ __forceinline__ float filter_one(const float* raw, const float* taps, int side, int cell,
+                                            int y, int x) {
+  constexpr int R = K / 2;
+  const int top = y & ~(cell - 1), left = x & ~(cell - 1);
+  const float* in = raw + top * side + left;
+  const float* tap = taps + (top - y + R) * K + left - x + R;
+  float sum = 0;
+  if constexpr (kCell > 0) {
+#pragma unroll
+    for (int r = 0; r < kCell; ++r) {
+#pragma unroll
+      for (int c = 0; c < kCell; ++c) sum += tap[r * K + c] * in[r * side + c];
+    }
+  } else {
+    for (int r = max(0, y - R - top); r < min(cell, y + R + 1 - top); ++r) {
+      for (int c = max(0, x - R - left); c < min(cell, x + R + 1 - left); ++c)
+        sum += tap[r * K + c] * in[r * side + c];
+    }
+  }
+  return sum;
+}
+
+// The dense levels, one coefficient at a time.
 template <class P, int K>
 __device__ __forceinline__ void filter_small(const float* raw, const float* weights, int levels,
                                              float* filtered) {
-  constexpr int R = K / 2;
 #pragma unroll 1
   for (int level = P::kSmall; level <= levels; ++level) {
-    const int side = kPatchTile >> level, cell = side / P::W::kCells, area = side * side;
-    const int offset = small_offset<P>(level);
+    const int bits = kTileBits - level, side = 1 << bits, area = side * side;
+    const int cell = side / P::W::kCells, offset = small_offset<P>(level);
 #pragma unroll 1
     for (int i = threadIdx.x; i < kSubbands * area; i += kPatchThreads) {
-      const int band = i / area, y = i % area / side, x = i % side;
-      const int top = y & ~(cell - 1), left = x & ~(cell - 1);
+      const int band = i >> 2 * bits, y = (i >> bits) & (side - 1), x = i & (side - 1);
       const float* taps = weights + (4 * level - 3 + band) * round_up(K * K, 4);
-      float sum = 0;
-      for (int r = max(top, y - R); r < min(top + cell, y + R + 1); ++r) {
-        for (int c = max(left, x - R); c < min(left + cell, x + R + 1); ++c) {
-          sum += taps[(r - y + R) * K + c - x + R] * raw[offset + band * area + r * side + c];
-        }
-      }
-      filtered[offset + i] = sum;
+      const float* in = raw + offset + band * area;
+      // All of a cell of 2 x 2 is within the taps' reach.
+      filtered[offset + i] = cell == 2 ? filter_one<K, 2>(in, taps, side, cell, y, x)
+                                       : filter_one<K, 0>(in, taps, side, cell, y, x);
     }
   }
 }
@@ -131,7 +155,7 @@ __global__ void __launch_bounds__(kPatchThreads, PlanesMemory<sizeof(T), K, G>::
         float* out = raw + small_offset<P>(level);
         if (level == P::kSmall) {
           analyse_small(
-              side, W::pitch(level - 1),
+              level, W::pitch(level - 1),
               [&](int r, int c) {
                 return bands + W::offset(P::kSmall - 1) + W::stored(P::kSmall - 1, 2 * r, 2 * c);
               },
@@ -139,7 +163,7 @@ __global__ void __launch_bounds__(kPatchThreads, PlanesMemory<sizeof(T), K, G>::
         } else {
           const float* finer = raw + small_offset<P>(level - 1);
           analyse_small(
-              side, 2 * side, [&](int r, int c) { return finer + 4 * r * side + 2 * c; }, out);
+              level, 2 * side, [&](int r, int c) { return finer + 4 * r * side + 2 * c; }, out);
         }
         __syncthreads();
       }
