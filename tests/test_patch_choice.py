@@ -52,7 +52,7 @@ int main() {
 LAYOUTS = r"""
 #include <cstdio>
 #include <vector>
-#include "patch/layout.h"
+#include "patch/mma_layout.h"
 using namespace wtconv::cuda;
 
 static int windows, faults;
@@ -144,9 +144,50 @@ void check_element() {
   check<kElement, 0, 1, 4>(), check<kElement, 0, 1, 8>();
 }
 
+// An operand of the weight-gradient kernel on tensor cores: a product reads 16 rows four apart.
+template <int K, bool kHalo>
+void check_operand() {
+  using W = MmaGradWindow<K, kHalo>;
+  ++windows;
+  const auto law = [&](bool holds, const char* what) { expect(holds, what, 2, K / 2, 1, 0, 0); };
+  std::vector<bool> taken(W::rows());
+  for (int row = 0; row < W::rows(); ++row) {
+    const int slot = W::slot(0, row);
+    law(slot >= 0 && slot < W::rows() && !taken[slot], "two rows share a slot");
+    if (slot < 0 || slot >= W::rows()) return;
+    taken[slot] = true;
+    law(row % 2 == 1 || W::slot(0, row + 1) == slot + W::cells(), "an odd row is misplaced");
+  }
+  for (int set = 0; set < (kHalo ? 2 * K + 2 : 4); ++set) {
+    for (int m = 0; m < 16; ++m)
+      law(W::slot(0, set + 4 * m) == W::slot(0, set) + m, "the rows of a product lie apart");
+  }
+  law(!kHalo || 2 * K + 1 + 4 * 15 < W::rows(), "a product reads past the window");
+  law(W::pitch() % 16 == 8 && W::pitch() >= W::cols(), "eight rows share banks");
+  law(!kHalo || kPatchTile - 8 + 8 * W::kGroups <= W::cols(), "a product reads past its row");
+  law(W::cols() % (W::kPiece / 2) == 0 && (kPatchTile - W::lead()) * 2 % W::kPiece == 0,
+      "a piece is not aligned");
+}
+
+// Every tap of every pixel of 8 columns is an element of a product.
+template <int K>
+void check_products() {
+  using S = MmaGradShared<K>;
+  check_operand<K, true>(), check_operand<K, false>();
+  for (int pixel = 0; pixel < 8; ++pixel) {
+    for (int j = 0; j < 2 * K; ++j) {
+      const int column = pixel / 2 * 2 + j - S::WX::halo() + S::WX::lead();
+      expect(column >= 0 && column < 8 * S::WX::kGroups, "a tap lies outside the product", 2, K / 2,
+             1, 0, 0);
+    }
+  }
+  expect(S::kBlocks * (S::kTotal + 1024) <= 228 * 1024, "the blocks do not fit", 2, K / 2, 1, 0, 0);
+}
+
 int main() {
   check_element<4>();
   check_element<2>();
+  check_products<3>(), check_products<5>(), check_products<7>();
   printf("%d windows, %d faults\n", windows, faults);
 }
 """
@@ -246,6 +287,8 @@ def test_every_choice_is_a_legal_launch(driver: Path, device: str) -> None:
                 assert tiles == math.ceil(problem.batch / cells**2), problem
         if choice.grad_levels:
             assert 1 <= choice.splits <= choice.grad_tiles, problem
+            if problem.element_bytes == 2 and choice.grad_cells == 0:
+                assert 3 * (choice.grad_bytes + 1024) <= DEVICES["sm_90"][2], problem
             tiles_of_part = math.ceil(choice.grad_tiles / choice.splits) / choice.parts
             assert 0 < tiles_of_part <= 16, problem
     assert taken > len(problems) / 8

@@ -69,6 +69,8 @@ const char* launch_patch_planes(const PatchLaunch& p, DType activations, int mul
                                 cudaStream_t stream);
 const char* launch_patch_weight_grad(const PatchGradLaunch& p, DType activations,
                                      cudaStream_t stream);
+const char* launch_mma_weight_grad(const PatchGradLaunch& p, DType activations,
+                                   cudaStream_t stream);
 const char* launch_forward(const TileLaunch& p, DType activations, cudaStream_t stream);
 
 }  // namespace wtconv::cuda

@@ -51,8 +51,13 @@ int patch_bytes(const Problem& p, const PatchChoice& choice) {
 int patch_grad_bytes(const Problem& p, const PatchChoice& choice) {
   return with_element(p.element_bytes, [&](auto element) {
     return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
-      return with_constant(GradCells(), choice.cells,
-                           [&](auto g) { return GradMemory<element(), k(), g()>::kBytes; });
+      return with_constant(GradCells(), choice.cells, [&](auto g) {
+        if constexpr (element() == 2 && g() == 0) {
+          return MmaGradShared<k()>::kTotal;
+        } else {
+          return GradMemory<element(), k(), g()>::kBytes;
+        }
+      });
     });
   });
 }

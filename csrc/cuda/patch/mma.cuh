@@ -1,4 +1,4 @@
-// Device code of the tensor-core kernel: layout in shared memory, polyphase taps, products.
+// Device code of the tensor-core kernels: windows in shared memory, products, polyphase taps.
 #pragma once
 
 #include <type_traits>
@@ -9,7 +9,8 @@
 namespace wtconv::cuda {
 
 // The tile after `at`.
-__device__ __forceinline__ void advance(const PatchLaunch& p, TileIndex& at) {
+template <class Launch>
+__device__ __forceinline__ void advance(const Launch& p, TileIndex& at) {
   if ((at.x += kPatchTile) < p.width) return;
   at.x = 0;
   if ((at.y += kPatchTile) < p.height) return;
@@ -30,16 +31,61 @@ __device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float low, float high) {
   return reinterpret_cast<const uint32_t&>(both);
 }
 
-// Starts a copy of 16 bytes, or of zeros; past the L1 cache where not `kCached`.
-template <bool kCached>
+// Starts a copy of 8 or 16 bytes, or of zeros. One of 16 goes past the L1 cache where not
+// `kCached`.
+template <int kBytes, bool kCached>
 __device__ __forceinline__ void copy_piece(void* shared, const void* global, bool inside) {
-  if constexpr (kCached) {
+  if constexpr (kCached && kBytes == 16) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(
                      unsigned(__cvta_generic_to_shared(shared))),
                  "l"(global), "r"(inside ? 16 : 0)
                  : "memory");
   } else {
-    copy_async<16>(shared, global, inside);
+    copy_async<kBytes>(shared, global, inside);
+  }
+}
+
+// Copies the columns of a window from piece kFirst on, as many at once as divide the threads.
+// `corner` is the first pixel of the window, in row y and column x of a plane.
+template <class W, int kBytes, bool kCached, int kFirst, class T, class Launch>
+__device__ __forceinline__ void fill_pieces(const T* corner, const View& view, const Launch& p,
+                                            int y, int x, T* pixels) {
+  constexpr int kPiece = kBytes / 2, kLeft = W::cols(0) / kPiece - kFirst;
+  constexpr int kColumns = kLeft >= 16 ? 16 : kLeft >= 8 ? 8 : kLeft >= 4 ? 4 : 2;
+  constexpr int kStep = kPatchThreads / kColumns;
+  static_assert(kStep % W::cell(0) == 0 && kLeft % 2 == 0, "steps keep the row of the cell");
+  const int col = (kFirst + threadIdx.x % kColumns) * kPiece, row = threadIdx.x / kColumns;
+  const bool inside = unsigned(x + col) < unsigned(p.width);
+  const int64_t step = kStep * view.stride_y;
+  const T* from = corner + row * view.stride_y + col;
+  T* to = pixels + W::slot(0, row) * W::pitch(0) + col;
+#pragma unroll
+  for (int r = 0; r < W::rows(0); r += kStep) {
+    if (r + kStep <= W::rows(0) || r + row < W::rows(0)) {
+      copy_piece<kBytes, kCached>(to + r / W::cell(0) * W::pitch(0), from,
+                                  inside && unsigned(y + row + r) < unsigned(p.height));
+    }
+    from += step;
+  }
+  if constexpr (kLeft > kColumns)
+    fill_pieces<W, kBytes, kCached, kFirst + kColumns>(corner, view, p, y, x, pixels);
+}
+
+// Starts to copy the window of a tile, zero outside the plane, in pieces of kBytes where the tensor
+// is aligned to them.
+template <class W, int kBytes, bool kCached, class T, class Launch>
+__device__ __forceinline__ void start_window(const View& view, bool aligned, const Launch& p,
+                                             const TileIndex& at, T* pixels) {
+  const int y = at.y - W::halo(0), x = at.x - W::lead(0);
+  const T* corner = static_cast<const T*>(view.data) + at.item * view.stride_b +
+                    at.channel * view.stride_c + y * view.stride_y + x * view.stride_x;
+  if (aligned) return fill_pieces<W, kBytes, kCached, 0>(corner, view, p, y, x, pixels);
+  for (int i = threadIdx.x; i < W::rows(0) * W::cols(0); i += kPatchThreads) {
+    const int row = i / W::cols(0), col = i % W::cols(0);
+    const bool inside =
+        unsigned(y + row) < unsigned(p.height) && unsigned(x + col) < unsigned(p.width);
+    pixels[W::slot(0, row) * W::pitch(0) + col] =
+        inside ? corner[row * view.stride_y + col * view.stride_x] : narrow<T>(0.0f);
   }
 }
 
@@ -55,6 +101,14 @@ template <class T>
 __device__ __forceinline__ void load_matrices(const T* row, uint32_t (&a)[2]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
                : "=r"(a[0]), "=r"(a[1])
+               : "r"(unsigned(__cvta_generic_to_shared(row))));
+}
+
+// The same, each matrix transposed: a lane holds two rows of a column.
+template <class T>
+__device__ __forceinline__ void load_transposed(const T* row, uint32_t (&a)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
                : "r"(unsigned(__cvta_generic_to_shared(row))));
 }
 

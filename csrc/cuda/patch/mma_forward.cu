@@ -29,48 +29,6 @@ namespace {
 
 constexpr int kWarpCols = 16;  // pixels of a warp along x
 
-// Copies the columns of the window from piece kFirst on, as many at once as divide the threads.
-// `corner` is the first pixel of the window, in row y and column x of the plane.
-template <class W, bool kCached, class T, int kFirst>
-__device__ __forceinline__ void fill_pieces(const T* corner, const PatchLaunch& p, int y, int x,
-                                            T* pixels) {
-  constexpr int kPiece = 8, kLeft = W::cols(0) / kPiece - kFirst;
-  constexpr int kColumns = kLeft >= 8 ? 8 : kLeft >= 4 ? 4 : 2;
-  constexpr int kStep = kPatchThreads / kColumns;
-  static_assert(kStep % W::cell(0) == 0 && kLeft % 2 == 0, "steps keep the row of the cell");
-  const int col = (kFirst + threadIdx.x % kColumns) * kPiece, row = threadIdx.x / kColumns;
-  const bool inside = unsigned(x + col) < unsigned(p.width);
-  const int64_t step = kStep * p.input.stride_y;
-  const T* from = corner + row * p.input.stride_y + col;
-  T* to = pixels + W::slot(0, row) * W::pitch(0) + col;
-#pragma unroll
-  for (int r = 0; r < W::rows(0); r += kStep) {
-    if (r + kStep <= W::rows(0) || r + row < W::rows(0)) {
-      copy_piece<kCached>(to + r / W::cell(0) * W::pitch(0), from,
-                          inside && unsigned(y + row + r) < unsigned(p.height));
-    }
-    from += step;
-  }
-  if constexpr (kLeft > kColumns)
-    fill_pieces<W, kCached, T, kFirst + kColumns>(corner, p, y, x, pixels);
-}
-
-// Starts to copy the window of a tile, zero outside the plane.
-template <class W, bool kCached, class T>
-__device__ __forceinline__ void start_window(const PatchLaunch& p, const TileIndex& at, T* pixels) {
-  const int y = at.y - W::halo(0), x = at.x - W::lead(0);
-  const T* corner = static_cast<const T*>(p.input.data) + at.item * p.input.stride_b +
-                    at.channel * p.input.stride_c + y * p.input.stride_y + x * p.input.stride_x;
-  if (p.input_bytes == 16) return fill_pieces<W, kCached, T, 0>(corner, p, y, x, pixels);
-  for (int i = threadIdx.x; i < W::rows(0) * W::cols(0); i += kPatchThreads) {
-    const int row = i / W::cols(0), col = i % W::cols(0);
-    const bool inside =
-        unsigned(y + row) < unsigned(p.height) && unsigned(x + col) < unsigned(p.width);
-    pixels[W::slot(0, row) * W::pitch(0) + col] =
-        inside ? corner[row * p.input.stride_y + col * p.input.stride_x] : narrow<T>(0.0f);
-  }
-}
-
 // LL of level 1, `factor` times the sum of four pixels. Row r comes from rows 2r and 2r + 1 of the
 // window, column c from columns 2c and 2c + 1: 16 rows and 8 columns of LL are two products with
 // the matrix that adds neighbouring columns. The rows of a product are those of equal position in
@@ -249,7 +207,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaShared<K, L>::kBlocks)
 
   const BlockTiles tiles = BlockTiles::contiguous(p);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
-  start_window<W, S::kCached>(p, at, window(0));
+  start_window<W, 16, S::kCached>(p.input, p.input_bytes == 16, p, at, window(0));
   read_taps(p.params, tiles.channel, taps);
   __syncthreads();
   form_fragments<W, T, K, L, 0>(taps, fragments);
@@ -264,7 +222,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaShared<K, L>::kBlocks)
     T* pixels = window(n);
     if (n + 1 < tiles.count) {
       advance(p, next);
-      start_window<W, S::kCached>(p, next, window(n + 1));
+      start_window<W, 16, S::kCached>(p.input, p.input_bytes == 16, p, next, window(n + 1));
     }
     float sum[8][4] = {}, low[2][4] = {}, coarse[8 >> L][2] = {};
     // Averages cannot overflow; sums of gradients, where rotated, shall not underflow.

@@ -1,4 +1,4 @@
-// Shared memory of the tensor-core kernel, in constant expressions. No CUDA header.
+// Shared memory of the tensor-core kernels, in constant expressions. No CUDA header.
 #pragma once
 
 #include <cstdint>
@@ -65,6 +65,44 @@ struct MmaShared {
   // way (8x64x256x256 float16 on an H100, K = 5, L = 1: 0.067 ms for 0.075), costs 19 % where it
   // does not (L = 2 with four blocks).
   static constexpr bool kCached = kBlocks * (kTotal + 1024) <= 164 * 1024;
+};
+
+// Where a tile of one operand of the weight-gradient kernel lies in shared memory: x with a halo,
+// or grad_output without. Four rows make a cell: the 16 rows of a product are those of equal
+// position in the 16 cells of the tile, and lie together.
+template <int K, bool kHalo>
+struct MmaGradWindow {
+  static constexpr int kGroups = K <= 5 ? 2 : 3;  // groups of 8 columns behind 8 columns
+
+  static constexpr int cell(int = 0) { return 4; }
+  static constexpr int halo(int = 0) { return kHalo ? K / 2 * 2 : 0; }
+  static constexpr int lead(int = 0) { return kHalo ? 4 * (kGroups - 1) : 0; }
+  static constexpr int rows(int = 0) { return kPatchTile + 2 * halo(); }
+  static constexpr int cols(int = 0) { return kPatchTile + 2 * lead(); }
+  static constexpr int pitch(int = 0) { return round_up(cols() - 8, 16) + 8; }
+  static constexpr int cells() { return rows() / cell(); }
+  static constexpr int slot(int, int row) { return row % cell() * cells() + row / cell(); }
+  static constexpr int kBytes = rows() * pitch() * 2;
+  // One copy. Where x leads by four columns, its pieces of 16 bytes in shared memory are not
+  // aligned in the plane.
+  static constexpr int kPiece = lead() % 8 == 0 ? 16 : 8;
+};
+
+// Shared memory of a block, in bytes: two windows of both operands. The exchange of sums between
+// warps takes the place of a window: twice the sums of two rows of taps, and a filter per parity.
+template <int K>
+struct MmaGradShared {
+  using WX = MmaGradWindow<K, true>;
+  using WG = MmaGradWindow<K, false>;
+  static constexpr int kParities = K <= 5 ? 2 : 1;  // of the rows of grad_output, of a warp
+  static constexpr int kProducts = kParities * 2 + (WX::kGroups > 2 ? 1 : 0);  // exchanged at once
+  static constexpr int kProduct = 4 * 33;                                      // floats
+  static constexpr int kExchange = kPatchThreads / 32 * kProducts * kProduct;
+  static constexpr int kFilter = 4 * K * K;  // per parity of both, 2K x 2K
+  static constexpr int kWindow = WX::kBytes + WG::kBytes;
+  static constexpr int kTotal = 2 * kWindow;
+  static constexpr int kBlocks = 3;  // registers decide
+  static_assert((2 * kExchange + 4 * kFilter + kPatchThreads / 32) * 4 <= kWindow, "fits a window");
 };
 
 }  // namespace wtconv::cuda

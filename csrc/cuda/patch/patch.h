@@ -21,7 +21,7 @@ struct Constants {};
 using PatchKernelSizes = Constants<3, 5, 7, 9>;  // tiles of large planes
 using PlaneKernelSizes = Constants<3, 5, 7>;     // whole planes, and weight gradients
 using PlaneCells = Constants<1, 2, 4, 8>;
-using GradCells = Constants<0, 1, 2, 4, 8>;  // 0: tiles of large planes
+using GradCells = Constants<0, 1, 2, 4, 8>;  // 0: tiles of large planes, in float32
 using TileLevels = Constants<1, 2, 3>;       // of a tile in float32
 using MmaLevels = Constants<1, 2>;           // of a tile in half types
 constexpr int kMostForThreeLevels = 5;       // kernel size: the halo is 8 times its radius

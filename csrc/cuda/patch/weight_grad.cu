@@ -1,4 +1,5 @@
-// The weight gradients of large planes: the base path and one level in one pass over both tensors.
+// The weight gradients of whole planes, and of large planes in float32: the base path and one level
+// in one pass over both tensors. (Large planes of half types: mma_weight_grad.cu.)
 //
 //   copy the windows of grad_output (with halo) and of input (without), the next ones while the
 //   bands are summed -> every thread sums the base path's taps over its patch, level 1 of both into
@@ -6,7 +7,7 @@
 //
 // The low-pass bands, which the kernel has on chip, are written for the levels past this one. Sums
 // come out rotated by 180 degrees because grad_output is the operand with the halo; the kernel of
-// weight_grad.cu adds the partial sums in a fixed order. Source: the adjoint law.
+// finish.cu adds the partial sums in a fixed order. Source: the adjoint law.
 #include "../launch.cuh"
 #include "planes.cuh"
 
@@ -225,8 +226,12 @@ const char* launch_patch_weight_grad(const PatchGradLaunch& p, DType activations
                                      cudaStream_t stream) {
   return dispatch_float(activations, [&](auto t) {
     return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
-      return with_constant(GradCells(), p.cells,
-                           [&](auto g) { return launch<decltype(t), k(), g()>(p, stream); });
+      const auto run = [&](auto g) { return launch<decltype(t), k(), g()>(p, stream); };
+      if constexpr (sizeof(t) == 2) {
+        return with_constant(PlaneCells(), p.cells, run);
+      } else {
+        return with_constant(GradCells(), p.cells, run);
+      }
     });
   });
 }
