@@ -87,7 +87,8 @@ def run_in_new_process(
 
 
 def main(file: str, inputs: str, outputs: str, *libraries: str) -> None:
-    """The new process."""
+    """The new process; its convolutions on CUDA do not round to TF32."""
+    torch.backends.cudnn.allow_tf32 = False
     for library in libraries:
         if library == "wtconv_ops":
             import wtconv_ops  # noqa: F401

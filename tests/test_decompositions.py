@@ -21,6 +21,12 @@ pytestmark = pytest.mark.usefixtures("ops")
 BIG = [Sample(1, 2, 32, bias=False), Sample(3, 5, 2, kernel_size=6, channels=1)]
 
 
+@pytest.fixture(autouse=True)
+def full_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions on CUDA that do not round to TF32."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 def as_tuple(result: Any) -> tuple[Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
 

@@ -29,7 +29,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     need no library; ``make_fx(decomposition_table=...)``. The functions take the arguments and
     return the shapes, dtypes and layouts of the operators, for any size [B, C, H, W], odd or even,
     fixed or symbolic; float16 and bfloat16 are computed in float32, as the kernels compute them.
-    They make many passes over memory where the kernels make one or two.
+    They make many passes over memory where the kernels make one or two, and their convolutions
+    on CUDA obey ``torch.backends.cudnn.allow_tf32``.
 
     Returns:
         ``{operator overload: function}`` for ``fused_forward``, ``fused_backward``,
