@@ -6,6 +6,7 @@ the library is missing, one warning says so and everything runs as plain PyTorch
 
 from . import functional, reference
 from ._capability import can_run
+from ._decompositions import decompositions
 from ._register import register as _register
 from .functional import wtconv2d
 from .haar import dwt2d, idwt2d
@@ -15,6 +16,7 @@ __all__ = [
     "WTConv2d",
     "__version__",
     "can_run",
+    "decompositions",
     "dwt2d",
     "functional",
     "idwt2d",
