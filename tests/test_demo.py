@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ import wtconv_ops
 from wtconv_ops.__main__ import main
 from wtconv_ops.demo import pipeline
 from wtconv_ops.demo.budget import Verdict, judge
+from wtconv_ops.demo.choice import choose_network
 from wtconv_ops.demo.figure import pyramid_mosaic
 from wtconv_ops.demo.network import NetworkConfig, WTConvNetwork, randomise
-from wtconv_ops.demo.photograph import UnreadableImageError, another_size, load_photograph
+from wtconv_ops.demo.photograph import UnreadableImageError, another_size, load_photograph, scaled
 from wtconv_ops.demo.pipeline import Options, run_demo
 from wtconv_ops.demo.progress import watched_steps
 from wtconv_ops.demo.receptive_field import receptive_field
@@ -183,6 +185,15 @@ def test_image_with_too_many_pixels_is_refused(
         load_photograph(path)
 
 
+@pytest.mark.parametrize(
+    ("size", "expected"), [((427, 640), (65, 97)), ((640, 427), (97, 65)), ((64, 64), (65, 65))]
+)
+def test_scaled_photograph_keeps_its_proportions(
+    size: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    assert scaled(torch.zeros(1, 3, *size), 65).shape == (1, 3, *expected)
+
+
 @pytest.mark.parametrize("size", [(64, 64), (65, 67), (95, 96), (97, 98), (427, 640)])
 def test_another_size_is_odd_usable_and_different(size: tuple[int, int]) -> None:
     height, width = another_size(torch.zeros(1, 3, *size)).shape[-2:]
@@ -209,6 +220,18 @@ def test_reference_layer_follows_the_oracle(levels: int, size: tuple[int, int]) 
         [scale.weight for scale in layer.wavelet_scale],  # type: ignore[misc]
     )
     torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_small_network_runs_when_asked_for_and_without_timm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    asked, without = choose_network(SMALL), choose_network(None)
+    assert asked.name == "small WTConv network"
+    assert without.name.startswith("small WTConv network; WTConvNeXt-T needs timm: ")
+    for choice in (asked, without):
+        assert choice.shorter_side is None
+        assert type(choice.build(wtconv_ops.WTConv2d)) is WTConvNetwork
 
 
 def test_weights_of_either_network_fit_the_other() -> None:

@@ -31,11 +31,11 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser(
         "demo",
         help="run, compile, export and package a WTConv network on a photograph",
-        description="Runs a small WTConv network on a photograph under torch.compile, compares "
-        "it with the plain-PyTorch reference on the same weights, exports it with dynamic sizes, "
-        "runs an AOTInductor package in a fresh process, prints a table and writes "
-        "wtconv_demo.png. Exit status: 1 if anything differs or a step fails, 2 if it cannot run "
-        "as asked.",
+        description="Runs WTConvNeXt-T, or a small WTConv network where timm is missing, on a "
+        "photograph under torch.compile, compares it with the plain-PyTorch reference on the same "
+        "weights, exports it with dynamic sizes, runs an AOTInductor package in a fresh process, "
+        "prints a table and writes wtconv_demo.png. Exit status: 1 if anything differs or a step "
+        "fails, 2 if it cannot run as asked.",
     )
     demo.add_argument("--image", type=Path, help="photograph; default: one from scikit-learn")
     demo.add_argument("--out", type=Path, default=Path(), help="folder for the picture; default: .")

@@ -39,6 +39,19 @@ def load_photograph(path: Path | None) -> Tensor:
 def another_size(image: Tensor) -> Tensor:
     """Resample ``image`` [1, 3, H, W] to a different size with odd height and odd width."""
     height, width = (_another_side(side) for side in image.shape[-2:])
+    return _resampled(image, height, width)
+
+
+def scaled(image: Tensor, shorter_side: int) -> Tensor:
+    """Resample ``image`` [1, 3, H, W] to a shorter side of ``shorter_side``, the other one odd."""
+    height, width = image.shape[-2:]
+    longer = shorter_side * max(height, width) // min(height, width) | 1
+    if height <= width:
+        return _resampled(image, shorter_side, longer)
+    return _resampled(image, longer, shorter_side)
+
+
+def _resampled(image: Tensor, height: int, width: int) -> Tensor:
     return torch.nn.functional.interpolate(
         image, size=(height, width), mode="bilinear", antialias=True
     )

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from wtconv_ops import WTConv2d, _library, dwt2d
 from wtconv_ops.demo import aoti_child
 from wtconv_ops.demo.budget import judge
+from wtconv_ops.demo.choice import Choice, choose_network
 from wtconv_ops.demo.figure import draw_figure
-from wtconv_ops.demo.network import NetworkConfig, WTConvNetwork, randomise
-from wtconv_ops.demo.photograph import another_size, load_photograph
+from wtconv_ops.demo.network import NetworkConfig, randomise
+from wtconv_ops.demo.photograph import another_size, load_photograph, scaled
 from wtconv_ops.demo.progress import watched_steps
 from wtconv_ops.demo.receptive_field import ReceptiveField, receptive_field
 from wtconv_ops.demo.reference_layer import ReferenceWTConv2d
@@ -39,13 +40,17 @@ _log = logging.getLogger("wtconv_ops")
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line can change; ``config`` and ``rounds`` also make tests short."""
+    """What the command line can change; ``config`` and ``rounds`` also make tests short.
+
+    Attributes:
+        config: A small network of this configuration; None: WTConvNeXt-T where timm is there.
+    """
 
     image: Path | None = None
     out: Path = Path()
     seed: int = 0
     rounds: int = 7
-    config: NetworkConfig = field(default_factory=NetworkConfig)
+    config: NetworkConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class _Networks:
 
     ours: nn.Module
     reference: nn.Module
-    images: tuple[Tensor, Tensor]  # the photograph, another odd size; [1, 3, H, W]
+    images: tuple[Tensor, Tensor]  # the photograph as the networks get it, another odd size
     expected: tuple[Tensor, Tensor]  # fp32 features of the reference, one for each image
     exact: tuple[Tensor, Tensor]  # fp64 features of the reference
 
@@ -66,10 +71,11 @@ def run_demo(options: Options) -> tuple[Report, Path]:
         UnreadableImageError: the image cannot be used.
     """
     photograph = load_photograph(options.image)
+    choice = choose_network(options.config)
     options.out.mkdir(parents=True, exist_ok=True)
     with watched_steps(total=7) as begin, torch.no_grad():
         begin("fp64 reference")
-        networks = _build(photograph, options)
+        networks = _build(photograph, choice, options.seed)
         begin("compiling the reference network")
         reference_compiled, reference_rows = _compiled(networks, networks.reference, "reference")
         begin("compiling the wtconv_ops network")
@@ -88,17 +94,19 @@ def run_demo(options: Options) -> tuple[Report, Path]:
         begin("receptive fields and picture")
         picture = options.out / PICTURE_NAME
         _draw(photograph, options.seed, picture)
-    return Report(_header(photograph), (*rows, exported_row, *package_rows)), picture
+    header = _header(photograph, networks.images[0], choice)
+    return Report(header, (*rows, exported_row, *package_rows)), picture
 
 
-def _build(photograph: Tensor, options: Options) -> _Networks:
+def _build(photograph: Tensor, choice: Choice, seed: int) -> _Networks:
     """Build both networks on one set of random weights and run the reference in fp64."""
-    ours = WTConvNetwork(WTConv2d, options.config).eval()
-    randomise(ours, options.seed)
-    reference = WTConvNetwork(ReferenceWTConv2d, options.config).eval()
+    ours = choice.build(WTConv2d).eval()
+    randomise(ours, seed)
+    reference = choice.build(ReferenceWTConv2d).eval()
     reference.load_state_dict(ours.state_dict())
     double = copy.deepcopy(reference).double()
-    images = (photograph, another_size(photograph))
+    image = photograph if choice.shorter_side is None else scaled(photograph, choice.shorter_side)
+    images = (image, another_size(image))
     return _Networks(
         ours,
         reference,
@@ -245,14 +253,17 @@ def measure_receptive_fields(seed: int, size: int = 225) -> dict[str, ReceptiveF
         }
 
 
-def _header(photograph: Tensor) -> tuple[str, ...]:
-    height, width = _size(photograph)
+def _header(photograph: Tensor, image: Tensor, choice: Choice) -> tuple[str, ...]:
+    size = "{} x {}".format(*_size(photograph))
+    if _size(image) != _size(photograph):
+        size += " scaled to {} x {}".format(*_size(image))
     library = _library.library()
     kernels = _library.FILE_NAME
     if library is None:
         kernels = f"plain PyTorch, exported at one size: {_library.problem()}"
     return (
-        f"photograph {height} x {width}, fp32, inference; the package runs in a fresh process",
+        f"photograph {size}, fp32, inference; the package runs in a fresh process",
+        f"network: {choice.name}",
         f"kernels: {kernels}",
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, {processor_name()}",
     )
