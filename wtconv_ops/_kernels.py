@@ -28,7 +28,6 @@ from ._autograd import (
 )
 from ._vmap import FuncFusedBackward, FuncFusedForward, FuncMixedFusedForward
 
-
 # How the library begins the message of a failed allocation, which reaches Python as RuntimeError.
 _OUT_OF_MEMORY = "wtconv: out of memory"
 
