@@ -6,15 +6,18 @@ the library is missing, one warning says so and everything runs as plain PyTorch
 
 from . import functional, reference
 from ._capability import can_run
+from ._convert import ConversionReport, convert
 from ._register import register as _register
 from .functional import wtconv2d
 from .haar import dwt2d, idwt2d
 from .nn import WTConv2d
 
 __all__ = [
+    "ConversionReport",
     "WTConv2d",
     "__version__",
     "can_run",
+    "convert",
     "dwt2d",
     "functional",
     "idwt2d",
