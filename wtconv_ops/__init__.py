@@ -5,6 +5,7 @@ the library is missing, one warning says so and everything runs as plain PyTorch
 """
 
 from . import functional, reference
+from ._backend import register as _register_backend
 from ._capability import can_run
 from ._convert import ConversionReport, convert
 from ._register import register as _register
@@ -28,3 +29,4 @@ __all__ = [
 __version__ = "0.1.0"
 
 _register()
+_register_backend()
