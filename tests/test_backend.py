@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from upstream_layers import Strided, Variant, reference_layer
 
-from wtconv_ops import _backend, _rewrite
+from wtconv_ops import _backend, _rewrite, convert
 from wtconv_ops.demo.reference_layer import ReferenceWTConv2d
 
 pytestmark = pytest.mark.usefixtures("ops", "fresh_compiler")
@@ -354,6 +354,29 @@ def test_an_installed_entry_point_needs_no_registration(monkeypatch: pytest.Monk
     monkeypatch.setattr(registry, "_COMPILER_FNS", {})
     _backend.register()
     assert registry._COMPILER_FNS == {}
+
+
+def test_a_torch_without_the_registry_gives_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(_: str) -> Any:
+        raise metadata.PackageNotFoundError
+
+    monkeypatch.setattr(metadata, "distribution", not_installed)
+    monkeypatch.delattr(torch._dynamo.backends.registry, "_COMPILER_FNS")
+    with pytest.warns(RuntimeWarning, match=r"not available .* use wtconv_ops.convert\(model\)"):
+        _backend.register()
+
+
+def test_filters_in_buffers_are_recognised(graphs: list[Any]) -> None:
+    layer = reference_layer(3, wt_levels=2)
+    for name in ("wt_filter", "iwt_filter"):
+        values = getattr(layer, name).data
+        delattr(layer, name)
+        layer.register_buffer(name, values)
+    input = make_input(1, 3, 9, 6)
+    with torch.inference_mode():
+        assert_same(compiled(layer)(input), layer(input))
+    assert replaced(graphs[0]) == 1
+    assert convert(layer).swapped[0].proven
 
 
 def test_mode_and_options_go_to_inductor(graphs: list[Any]) -> None:

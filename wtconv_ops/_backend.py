@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -79,10 +80,18 @@ def register() -> None:
         installed = metadata.EntryPoints()
     if any(entry.group == _GROUP and entry.name == _NAME for entry in installed):
         return
-    from torch._dynamo.backends import registry
+    try:
+        from torch._dynamo.backends import registry
 
-    if _NAME not in registry._COMPILER_FNS:
-        registry.register_backend(wtconv, name=_NAME)
+        if _NAME not in registry._COMPILER_FNS:
+            registry.register_backend(wtconv, name=_NAME)
+    except Exception as error:  # a torch without this private registry
+        warnings.warn(
+            f'wtconv_ops: torch.compile(backend="wtconv") is not available ({error}); '
+            "use wtconv_ops.convert(model)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _report(result: Rewritten) -> None:
