@@ -331,8 +331,11 @@ def _filter_problem(name: str, value: Any, channels: int) -> str | None:
             f"{name} must be the Haar filters [4*C, 1, 2, 2] = {expected}, got {got}; "
             f"other wavelets run in {_ORIGINAL}"
         )
-    if not _has_values(value):
-        return None
+    return _value_problem(name, value, channels) if _has_values(value) else None
+
+
+def _value_problem(name: str, value: Tensor, channels: int) -> str | None:
+    """Why the numbers of ``value`` [4*C, 1, 2, 2] are not those of the Haar filters."""
     values = _full(value).detach().to("cpu", torch.float64)
     error = float((values - haar_filters(channels, values.device, values.dtype)).abs().max())
     if error <= _HAAR_TOLERANCE:
