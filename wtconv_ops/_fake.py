@@ -137,6 +137,7 @@ def fused_backward(
 
 def analysis_conv(input: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Coefficients [B, 4C, h, w] and low-pass [B, C, h, w] of analysis_conv, uninitialised."""
+    _inductor.install()
     _checks.check_analysis_conv(input, weight, scale)
     batch, channels, height, width = input.shape
     half = (_checks.next_size(height), _checks.next_size(width))
@@ -148,5 +149,6 @@ def analysis_conv(input: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor,
 
 def synthesis(base: Tensor, coefficients: Sequence[Tensor]) -> Tensor:
     """Output [B, C, H, W] of synthesis, uninitialised."""
+    _inductor.install()
     _checks.check_synthesis(base, coefficients)
     return _empty_map(base, base.shape)

@@ -10,6 +10,9 @@ to the strides of the eager run, and each call passes the Python kernels of the 
 * A graph pass that changes nothing, whose uuid is part of every key of the compile caches. It names
   the version and the sources of this package, so artifacts made by another version are not reused:
   the keys contain neither lowerings nor fake impls nor formulas of custom operators.
+* With the environment variable ``WTCONV_INDUCTOR_SYNTHESIS=pointwise``, a lowering of synthesis to
+  a pointwise loop, which Inductor fuses with its neighbours and which needs no library at run time.
+  The default, ``extern``, calls the kernel, which is faster on the CPU.
 
 The pass is chained into ``torch._inductor.config.post_grad_custom_pre_pass`` when a compiler first
 traces an operator, and the lowerings are registered when it first runs: importing the package loads
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -37,6 +41,7 @@ from . import _library
 GRAPH_OPS = ("_graph_forward", "_graph_backward")
 _PERMUTE = torch.ops.aten.permute.default
 _READERS = (_PERMUTE, torch.ops.prims.convert_element_type.default)
+_OPTION = "WTCONV_INDUCTOR_SYNTHESIS"
 _SLOT = "post_grad_custom_pre_pass"
 
 
@@ -63,10 +68,19 @@ def install() -> None:
 
 
 def uuid() -> str:
-    """Part of every cache key: the version of the package and a hash of what it is built from."""
+    """Part of every cache key: version of the package, hash of what it is built from, option."""
     from . import __version__
 
-    return f"wtconv_ops-{__version__}-{_source_hash()}"
+    synthesis = "pointwise" if _synthesis_is_pointwise() else "extern"
+    return f"wtconv_ops-{__version__}-{_source_hash()}-{synthesis}"
+
+
+def _synthesis_is_pointwise() -> bool:
+    """Whether ``WTCONV_INDUCTOR_SYNTHESIS`` asks for a loop in place of the kernel."""
+    value = os.environ.get(_OPTION, "extern")
+    if value not in ("extern", "pointwise"):
+        raise ValueError(f"{_OPTION} must be extern or pointwise, got {value!r}")
+    return value == "pointwise"
 
 
 @functools.cache
@@ -165,6 +179,8 @@ def _register_lowerings() -> None:
             add_needs_realized_inputs(op)
             lowering = _lowering(op, plan, fallback_handler)
             register_lowering(op, type_promotion_kind=None)(lowering)
+        op, lowering = ops.synthesis.default, _synthesis_lowering(fallback_handler)
+        register_lowering(op, type_promotion_kind=None)(lowering)
     except Exception as error:  # a private API may fail in any way
         _warn(error)
 
@@ -286,3 +302,58 @@ def _set_channels_last(node: torch.fx.Node, readers: Sequence[torch.fx.Node]) ->
     for reader in readers:
         source, *arguments = reader.args
         reader.meta["val"] = reader.target(source.meta["val"], *arguments)  # type: ignore
+
+
+def _synthesis_lowering(fallback_handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Lowering of synthesis to the kernel, or to a loop where the option asks for it."""
+
+    def lower(base: Any, coefficients: Sequence[Any]) -> Any:
+        try:
+            if _is_chained() and _synthesis_is_pointwise():
+                return _pointwise_synthesis(base, coefficients)
+        except Exception as error:  # a private API may fail in any way
+            _warn(error)
+        op = torch.ops.wtconv.synthesis.default
+        return fallback_handler(op, add_to_fallback_set=False)(base, coefficients)
+
+    return lower
+
+
+def _pointwise_synthesis(base: Any, coefficients: Sequence[Any]) -> Any:
+    """base + sum over l of 2**-l * (LL + v * LH + u * (HL + v * HH)), read at (y >> l, x >> l).
+
+    v and u are -1 where bit l - 1 of the row y and of the column x is set, and 1 elsewhere. Sums
+    are formed in float32, in float64 for float64.
+    """
+    from torch._inductor.ir import Pointwise
+    from torch._inductor.virtualized import ops
+    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+    dtype = base.get_dtype()
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    for level in coefficients:
+        level.realize()  # every value is read 4**l times
+    load_base, *load_levels = [tensor.make_loader() for tensor in (base, *coefficients)]
+
+    def pixel(index: Sequence[Any]) -> Any:
+        item, channel, y, x = index
+
+        def sign(position: Any, level: int) -> Any:
+            bit = ModularIndexing(position, 2 ** (level - 1), 2)
+            return ops.index_expr(1 - 2 * bit, compute)
+
+        total = ops.to_dtype(load_base(index), compute)
+        for level, load in enumerate(load_levels, 1):
+            place = (FloorDiv(y, 2**level), FloorDiv(x, 2**level))
+            low, lh, hl, hh = (
+                ops.to_dtype(load([item, 4 * channel + band, *place]), compute) for band in range(4)
+            )
+            v, u = sign(y, level), sign(x, level)
+            right = ops.mul(u, ops.add(hl, ops.mul(v, hh)))
+            block = ops.add(ops.add(low, ops.mul(v, lh)), right)
+            total = ops.add(total, ops.mul(block, ops.constant(0.5**level, compute)))
+        return ops.to_dtype(total, dtype)
+
+    return Pointwise.create(
+        device=base.get_device(), dtype=dtype, inner_fn=pixel, ranges=base.get_size()
+    )
