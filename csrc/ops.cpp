@@ -15,6 +15,11 @@ STABLE_TORCH_LIBRARY(wtconv, m) {
   // scale. Returns their gradients, levels stacked; what is not asked for has shape [0].
   m.def("fused_backward(Tensor grad_output, Tensor input, " WTCONV_PARAMETERS
         ", bool[] output_mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  // What compiled graphs call: _fused_forward and fused_backward without a kernel for autograd. The
+  // caller names the layout of the output.
+  m.def("_graph_forward(Tensor input, " WTCONV_PARAMETERS ", bool channels_last) -> Tensor");
+  m.def("_graph_backward(Tensor grad_output, Tensor input, " WTCONV_PARAMETERS
+        ", bool[] output_mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // The paper's staged form: one level of analysis, convolution and scale (and the raw low-pass);
   // the synthesis of all levels with the base add.
   m.def("analysis_conv(Tensor input, Tensor weight, Tensor scale) -> (Tensor, Tensor)");

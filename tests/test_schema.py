@@ -6,7 +6,7 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 
-from wtconv_ops import _checks, _library
+from wtconv_ops import _checks, _inductor, _library
 
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("ops")]
 
@@ -65,6 +65,20 @@ wtconv::fused_backward(
     )
 
 
+def test_schema_of_graph_operators():
+    parameters = (
+        "Tensor input, Tensor base_weight, Tensor? base_bias, Tensor base_scale, "
+        "Tensor[] wavelet_weights, Tensor[] wavelet_scales"
+    )
+    six = ", ".join(["Tensor"] * 6)
+    assert [
+        str(getattr(torch.ops.wtconv, name).default._schema) for name in _inductor.GRAPH_OPS
+    ] == [
+        f"wtconv::_graph_forward({parameters}, bool channels_last) -> Tensor",
+        f"wtconv::_graph_backward(Tensor grad_output, {parameters}, bool[] output_mask) -> ({six})",
+    ]
+
+
 def test_schema_of_building_blocks():
     assert_expected_inline(
         schema("analysis_conv") + "\n" + schema("synthesis"),
@@ -81,7 +95,11 @@ wtconv::synthesis(
 
 
 @pytest.mark.parametrize(
-    "name", ["fused_forward", "_fused_forward", "fused_backward", "analysis_conv", "synthesis"]
+    "name",
+    [
+        *("fused_forward", "_fused_forward", "fused_backward", *_inductor.GRAPH_OPS),
+        *("analysis_conv", "synthesis"),
+    ],
 )
 def test_operators_are_functional(name):
     schema = getattr(torch.ops.wtconv, name).default._schema

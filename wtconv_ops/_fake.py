@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _checks
+from . import _checks, _inductor
 
 _Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -36,6 +36,7 @@ def fused_forward(
     wavelet_scales: Sequence[Tensor],
 ) -> Tensor:
     """Output [B, C, H, W] of fused_forward, uninitialised."""
+    _inductor.install()
     _checks.check_fused(
         "fused_forward",
         input,
@@ -57,6 +58,7 @@ def mixed_fused_forward(
     wavelet_scales: Sequence[Tensor],
 ) -> Tensor:
     """Output [B, C, H, W] of _fused_forward, uninitialised."""
+    _inductor.install()
     _checks.check_fused(
         "fused_forward",
         input,
@@ -70,6 +72,30 @@ def mixed_fused_forward(
     return _empty_map(input, input.shape)
 
 
+def graph_forward(
+    input: Tensor,
+    base_weight: Tensor,
+    base_bias: Tensor | None,
+    base_scale: Tensor,
+    wavelet_weights: Sequence[Tensor],
+    wavelet_scales: Sequence[Tensor],
+    channels_last: bool,
+) -> Tensor:
+    """Output [B, C, H, W] of _graph_forward, uninitialised."""
+    _checks.check_fused(
+        "fused_forward",
+        input,
+        base_weight,
+        base_bias,
+        base_scale,
+        wavelet_weights,
+        wavelet_scales,
+        mixed=True,
+    )
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    return torch.empty(input.shape, dtype=input.dtype, device=input.device, memory_format=layout)
+
+
 def fused_backward(
     grad_output: Tensor,
     input: Tensor,
@@ -81,6 +107,7 @@ def fused_backward(
     output_mask: Sequence[bool],
 ) -> _Six:
     """Six gradients of fused_backward, uninitialised; those not asked for have shape [0]."""
+    _inductor.install()
     _checks.check_fused_backward(
         grad_output,
         input,
@@ -110,6 +137,7 @@ def fused_backward(
 
 def analysis_conv(input: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Coefficients [B, 4C, h, w] and low-pass [B, C, h, w] of analysis_conv, uninitialised."""
+    _inductor.install()
     _checks.check_analysis_conv(input, weight, scale)
     batch, channels, height, width = input.shape
     half = (_checks.next_size(height), _checks.next_size(width))
@@ -121,5 +149,6 @@ def analysis_conv(input: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor,
 
 def synthesis(base: Tensor, coefficients: Sequence[Tensor]) -> Tensor:
     """Output [B, C, H, W] of synthesis, uninitialised."""
+    _inductor.install()
     _checks.check_synthesis(base, coefficients)
     return _empty_map(base, base.shape)

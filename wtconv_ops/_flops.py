@@ -104,6 +104,9 @@ def register() -> None:
         ops.analysis_conv: _analysis_conv_flops,
         ops.synthesis: _no_flops,
     }
+    for name, formula in (("_graph_forward", _forward_flops), ("_graph_backward", _backward_flops)):
+        if hasattr(ops, name):
+            formulas[getattr(ops, name)] = formula
     for op, formula in formulas.items():
         if op not in flop_registry:
             register_flop_formula(op)(formula)

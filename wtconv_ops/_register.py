@@ -7,9 +7,12 @@ supports neither torch.func nor forward-mode AD), autocast, and FLOP formulas.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
-from . import _autocast, _fake, _flops, _library
+from . import _autocast, _fake, _flops, _inductor, _library
 
 _FRONT = "FuncTorchDynamicLayerFrontMode"
 # Kernels live as long as the Library object that registered them.
@@ -31,6 +34,7 @@ def register() -> bool:
     _register_fakes(lib)
     _register_fused(lib)
     _register_staged(lib)
+    _register_graph(lib)
     _flops.register()
     return True
 
@@ -77,6 +81,18 @@ def _register_fused(lib: torch.library.Library) -> None:
         lib.impl(name, batched, "Batched", with_keyset=True)
     for key in _autocast.AUTOCAST_KEYS:
         lib.impl("fused_forward", _kernels.autocast_forward_kernel, key, with_keyset=True)
+
+
+def _register_graph(lib: torch.library.Library) -> None:
+    """Fake impls of the operators that compiled graphs call, which have no derivatives.
+
+    A library that an exported program loaded first may be too old to define them.
+    """
+    fakes: tuple[Callable[..., Any], ...] = (_fake.graph_forward, _fake.fused_backward)
+    for name, fake in zip(_inductor.GRAPH_OPS, fakes, strict=True):
+        if hasattr(getattr(torch.ops, _library.NAMESPACE), name):
+            torch.library.register_fake(f"{_library.NAMESPACE}::{name}", fake, lib=lib)
+            lib.impl(name, torch.library.fallthrough_kernel, "Autograd")
 
 
 def _register_staged(lib: torch.library.Library) -> None:

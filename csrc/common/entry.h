@@ -1,18 +1,33 @@
-// The two entry points of fused_forward, which differ in the dtypes they accept.
+// The entry points of the forward pass, which differ in the dtypes they accept and in who names the
+// layout of the output.
 #pragma once
 
 #include "tensors.h"
 
 namespace wtconv {
 
-// Checks the arguments, then calls Run, a backend's implementation.
-template <Tensor (*Run)(const Tensor&, const Parameters&), DTypeRule Rule>
+// A backend's implementation: input, parameters, whether the output is channels_last.
+using ForwardRun = Tensor(const Tensor&, const Parameters&, bool);
+
+// Checks the arguments, then calls Run for an output in the layout of the input.
+template <ForwardRun* Run, DTypeRule Rule>
 Tensor checked_forward(const Tensor& input, const Tensor& base_weight,
                        std::optional<Tensor> base_bias, const Tensor& base_scale,
                        std::vector<Tensor> wavelet_weights, std::vector<Tensor> wavelet_scales) {
   const Parameters params{base_weight, base_bias, base_scale, wavelet_weights, wavelet_scales};
   check_fused("fused_forward", input, params, Rule);
-  return Run(input, params);
+  return Run(input, params, prefers_channels_last(input));
+}
+
+// The same for an output in the layout that the caller names.
+template <ForwardRun* Run>
+Tensor graph_forward(const Tensor& input, const Tensor& base_weight,
+                     std::optional<Tensor> base_bias, const Tensor& base_scale,
+                     std::vector<Tensor> wavelet_weights, std::vector<Tensor> wavelet_scales,
+                     bool channels_last) {
+  const Parameters params{base_weight, base_bias, base_scale, wavelet_weights, wavelet_scales};
+  check_fused("fused_forward", input, params, DTypeRule::kMixed);
+  return Run(input, params, channels_last);
 }
 
 }  // namespace wtconv

@@ -133,4 +133,5 @@ Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Ten
 
 STABLE_TORCH_LIBRARY_IMPL(wtconv, CPU, m) {
   m.impl("fused_backward", TORCH_BOX(&wtconv::cpu::fused_backward));
+  m.impl("_graph_backward", TORCH_BOX(&wtconv::cpu::fused_backward));
 }

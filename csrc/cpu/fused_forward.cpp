@@ -7,9 +7,8 @@
 namespace wtconv::cpu {
 namespace {
 
-Tensor run(const Tensor& input, const Parameters& given) {
-  Tensor output = empty_image(input, {input.sizes().begin(), input.sizes().end()},
-                              prefers_channels_last(input));
+Tensor run(const Tensor& input, const Parameters& given, bool channels_last) {
+  Tensor output = empty_image(input, {input.sizes().begin(), input.sizes().end()}, channels_last);
   if (output.numel() == 0) return output;
 
   const Parameters params = prepare(given, dtype_of(input));
@@ -52,6 +51,7 @@ Tensor run(const Tensor& input, const Parameters& given) {
 
 constexpr auto* kStrict = &checked_forward<&run, DTypeRule::kStrict>;
 constexpr auto* kMixed = &checked_forward<&run, DTypeRule::kMixed>;
+constexpr auto* kGraph = &graph_forward<&run>;
 
 }  // namespace
 }  // namespace wtconv::cpu
@@ -59,4 +59,5 @@ constexpr auto* kMixed = &checked_forward<&run, DTypeRule::kMixed>;
 STABLE_TORCH_LIBRARY_IMPL(wtconv, CPU, m) {
   m.impl("fused_forward", TORCH_BOX(wtconv::cpu::kStrict));
   m.impl("_fused_forward", TORCH_BOX(wtconv::cpu::kMixed));
+  m.impl("_graph_forward", TORCH_BOX(wtconv::cpu::kGraph));
 }

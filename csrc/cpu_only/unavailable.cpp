@@ -13,8 +13,8 @@ void unavailable(StableIValue*, uint64_t, uint64_t) {
 }
 
 void register_all(torch::stable::detail::StableLibrary& m) {
-  for (const char* op :
-       {"fused_forward", "_fused_forward", "fused_backward", "analysis_conv", "synthesis"}) {
+  for (const char* op : {"fused_forward", "_fused_forward", "fused_backward", "_graph_forward",
+                         "_graph_backward", "analysis_conv", "synthesis"}) {
     m.impl(op, &unavailable);
   }
 }

@@ -181,4 +181,5 @@ Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Ten
 
 STABLE_TORCH_LIBRARY_IMPL(wtconv, CUDA, m) {
   m.impl("fused_backward", TORCH_BOX(&wtconv::cuda::fused_backward));
+  m.impl("_graph_backward", TORCH_BOX(&wtconv::cuda::fused_backward));
 }

@@ -7,23 +7,23 @@
 namespace wtconv::cuda {
 namespace {
 
-Tensor run(const Tensor& input, const Parameters& given) {
+Tensor run(const Tensor& input, const Parameters& given, bool channels_last) {
   const int device = input.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
-  const bool channels_last = prefers_channels_last(input);
   Tensor output = empty_image(input, {input.sizes().begin(), input.sizes().end()}, channels_last);
   if (output.numel() == 0) return output;
   const Parameters params = prepare(given);
   const int height = int(input.size(2)), width = int(input.size(3));
   const DType dtype = dtype_of(input);
   Call(params, input)
-      .run_operator({input_view(input), dtype, height, width, channels_last},
+      .run_operator({input_view(input), dtype, height, width, prefers_channels_last(input)},
                     {output_view(output), dtype, height, width, channels_last}, 0, false);
   return output;
 }
 
 constexpr auto* kStrict = &checked_forward<&run, DTypeRule::kStrict>;
 constexpr auto* kMixed = &checked_forward<&run, DTypeRule::kMixed>;
+constexpr auto* kGraph = &graph_forward<&run>;
 
 }  // namespace
 }  // namespace wtconv::cuda
@@ -31,4 +31,5 @@ constexpr auto* kMixed = &checked_forward<&run, DTypeRule::kMixed>;
 STABLE_TORCH_LIBRARY_IMPL(wtconv, CUDA, m) {
   m.impl("fused_forward", TORCH_BOX(wtconv::cuda::kStrict));
   m.impl("_fused_forward", TORCH_BOX(wtconv::cuda::kMixed));
+  m.impl("_graph_forward", TORCH_BOX(wtconv::cuda::kGraph));
 }
