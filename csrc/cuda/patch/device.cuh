@@ -3,6 +3,7 @@
 
 #include "../../common/haar.h"
 #include "../element.cuh"
+#include "../intrinsics.cuh"
 #include "layout.h"
 #include "patch.h"
 
@@ -21,23 +22,6 @@ __device__ __forceinline__ void for_each_position(F f) {
     if (r + kStep <= kRows || r + row < kRows) f(r + row, col);
   }
   if constexpr (kLeft > kColumns) for_each_position<kRows, kCols, kFirst + kColumns>(f);
-}
-
-template <int kBytes>
-__device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
-  const unsigned target = unsigned(__cvta_generic_to_shared(shared));
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(global),
-                 "r"(inside ? 16 : 0)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(target), "l"(global),
-                 "r"(inside ? kBytes : 0), "n"(kBytes)
-                 : "memory");
-  }
-}
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 // Starts to copy the window whose tile begins at (y, x) of a plane, zero outside the plane.

@@ -1,8 +1,6 @@
 // Device code of the tensor-core kernels: windows in shared memory, products, polyphase taps.
 #pragma once
 
-#include <type_traits>
-
 #include "device.cuh"
 #include "mma_layout.h"
 
@@ -31,20 +29,6 @@ __device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float low, float high) {
   return reinterpret_cast<const uint32_t&>(both);
 }
 
-// Starts a copy of 8 or 16 bytes, or of zeros. One of 16 goes past the L1 cache where not
-// `kCached`.
-template <int kBytes, bool kCached>
-__device__ __forceinline__ void copy_piece(void* shared, const void* global, bool inside) {
-  if constexpr (kCached && kBytes == 16) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(
-                     unsigned(__cvta_generic_to_shared(shared))),
-                 "l"(global), "r"(inside ? 16 : 0)
-                 : "memory");
-  } else {
-    copy_async<kBytes>(shared, global, inside);
-  }
-}
-
 // Copies the columns of a window from piece kFirst on, as many at once as divide the threads.
 // `corner` is the first pixel of the window, in row y and column x of a plane.
 template <class W, int kBytes, bool kCached, int kFirst, class T, class Launch>
@@ -62,7 +46,7 @@ __device__ __forceinline__ void fill_pieces(const T* corner, const View& view, c
 #pragma unroll
   for (int r = 0; r < W::rows(0); r += kStep) {
     if (r + kStep <= W::rows(0) || r + row < W::rows(0)) {
-      copy_piece<kBytes, kCached>(to + r / W::cell(0) * W::pitch(0), from,
+      copy_async<kBytes, kCached>(to + r / W::cell(0) * W::pitch(0), from,
                                   inside && unsigned(y + row + r) < unsigned(p.height));
     }
     from += step;
@@ -86,62 +70,6 @@ __device__ __forceinline__ void start_window(const View& view, bool aligned, con
         unsigned(y + row) < unsigned(p.height) && unsigned(x + col) < unsigned(p.width);
     pixels[W::slot(0, row) * W::pitch(0) + col] =
         inside ? corner[row * view.stride_y + col * view.stride_x] : narrow<T>(0.0f);
-  }
-}
-
-// Loads 8 x 8 matrices, a row of 16 bytes from the address of each lane: matrix m from the lanes
-// 8 m on.
-template <class T>
-__device__ __forceinline__ void load_matrices(const T* row, uint32_t (&a)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-               : "r"(unsigned(__cvta_generic_to_shared(row))));
-}
-template <class T>
-__device__ __forceinline__ void load_matrices(const T* row, uint32_t (&a)[2]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
-               : "=r"(a[0]), "=r"(a[1])
-               : "r"(unsigned(__cvta_generic_to_shared(row))));
-}
-
-// The same, each matrix transposed: a lane holds two rows of a column.
-template <class T>
-__device__ __forceinline__ void load_transposed(const T* row, uint32_t (&a)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-               : "r"(unsigned(__cvta_generic_to_shared(row))));
-}
-
-// sum += a b, 16 x 8 outputs in float32 over 16 columns of a, in the fragments of mma.sync.
-template <class T>
-__device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
-                                         uint32_t b1) {
-  if constexpr (std::is_same_v<T, __half>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-}
-
-// The same over 8 columns.
-template <class T>
-__device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[2], uint32_t b) {
-  if constexpr (std::is_same_v<T, __half>) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(b));
-  } else {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(b));
   }
 }
 
@@ -224,15 +152,6 @@ __device__ void form_fragments(ChannelTaps<K, L>& taps, uint32_t* fragments) {
                              : fragments + (W::kRows * 32) * 4 + (i * 32 + lane) * 2 + p;
     *to = pack<T>(value[0] * inverse, value[1] * inverse);
   }
-}
-
-// Loads two neighbouring columns. Not merged with an equal load: the operands of a product are four
-// registers in a row, and a copy from register to register costs as much as a load.
-template <class T>
-__device__ __forceinline__ uint32_t load_pair(const T* p) {
-  uint32_t pair;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(unsigned(__cvta_generic_to_shared(p))));
-  return pair;
 }
 
 // Operands of the products of one row behind the outputs, of two groups of 8 columns or three:

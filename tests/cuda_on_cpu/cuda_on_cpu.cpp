@@ -1,0 +1,200 @@
+// Runs the threads of a block as contexts of one thread of the CPU, each until it waits: a run is
+// the same every time, and a barrier costs no system's scheduler. From one wait to the next the
+// threads run in opposite order, so that nothing may rely on who comes first.
+//
+// This file is never compiled for ThreadSanitizer, which sees the accesses of the kernels alone;
+// where it is linked, the switches tell it that only barriers put accesses in order.
+#include "cuda_on_cpu.h"
+
+#include <ucontext.h>
+
+#include <memory>
+
+extern "C" {
+__attribute__((weak)) void* __tsan_get_current_fiber();
+__attribute__((weak)) void* __tsan_create_fiber(unsigned flags);
+__attribute__((weak)) void __tsan_switch_to_fiber(void* fiber, unsigned flags);
+__attribute__((weak)) void __tsan_acquire(void* address);
+__attribute__((weak)) void __tsan_release(void* address);
+}
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+constexpr int kMostShared = 227 * 1024, kGuard = 1024;  // bytes
+
+extern "C" {
+// Hidden: the kernels address it as an array of their own file.
+__attribute__((visibility("hidden"),
+               aligned(16))) unsigned char cuda_on_cpu_shared[kMostShared + kGuard];
+}
+
+namespace cuda_on_cpu {
+namespace {
+
+constexpr int kMostThreads = 1024, kStack = 256 * 1024;
+
+enum class State { kReady, kAtBlock, kAtWarp, kDone };
+
+struct Thread {
+  ucontext_t context;
+  std::unique_ptr<unsigned char[]> stack;
+  void* fiber;
+  State state;
+  int barriers, exchanges;  // that it passed
+  const char* instruction[2];
+  std::vector<Copy> copies;
+};
+
+std::vector<Thread> threads(kMostThreads);
+int shared_size;
+ucontext_t scheduler;
+void* scheduler_fiber;
+// Addresses that ThreadSanitizer knows points by. Barriers have two in turn: a thread may be at the
+// next before another departs.
+char start_of_block, end_of_block, barriers[2];
+const char* what_went_wrong;
+const std::function<void()>* body;
+
+Thread& current() { return threads[threadIdx.x]; }
+
+// A switch puts nothing in order; what precedes an arrival at a point precedes all departures.
+void tell_switch(void* fiber) {
+  if (__tsan_switch_to_fiber) __tsan_switch_to_fiber(fiber, 1);
+}
+void tell_arrival(char* point) {
+  if (__tsan_release) __tsan_release(point);
+}
+void tell_departure(char* point) {
+  if (__tsan_acquire) __tsan_acquire(point);
+}
+
+void yield(State state) {
+  Thread& t = current();
+  t.state = state;
+  tell_switch(scheduler_fiber);
+  swapcontext(&t.context, &scheduler);
+}
+
+void run_thread() {
+  tell_departure(&start_of_block);
+  (*body)();
+  tell_arrival(&end_of_block);
+  yield(State::kDone);
+}
+
+void start_thread(int n) {
+  Thread& t = threads[n];
+  if (!t.stack) {
+    t.stack.reset(new unsigned char[kStack]);
+    if (__tsan_create_fiber) t.fiber = __tsan_create_fiber(0);
+  }
+  getcontext(&t.context);
+  t.context.uc_stack.ss_sp = t.stack.get();
+  t.context.uc_stack.ss_size = kStack;
+  t.context.uc_link = nullptr;
+  makecontext(&t.context, run_thread, 0);
+  t.state = State::kReady;
+  t.barriers = t.exchanges = 0;
+  t.copies.clear();
+}
+
+void resume(int n) {
+  threadIdx.x = unsigned(n);
+  tell_switch(threads[n].fiber);
+  swapcontext(&scheduler, &threads[n].context);
+}
+
+// Readies the threads first .. last - 1 if all that have not returned are at their barrier.
+bool release(int first, int last, State barrier) {
+  int waiting = 0;
+  for (int n = first; n < last; ++n) {
+    if (threads[n].state != State::kDone && threads[n].state != barrier) return false;
+    waiting += threads[n].state == barrier;
+  }
+  for (int n = first; n < last; ++n) {
+    if (threads[n].state == barrier) threads[n].state = State::kReady;
+  }
+  return waiting > 0;
+}
+
+const char* run_block(int count) {
+  std::memset(cuda_on_cpu_shared, kPoison, sizeof(cuda_on_cpu_shared));
+  for (int n = 0; n < count; ++n) start_thread(n);
+  tell_arrival(&start_of_block);
+  for (int turn = 0;; ++turn) {
+    for (int i = 0; i < count; ++i) {
+      const int n = turn % 2 ? count - 1 - i : i;
+      if (threads[n].state == State::kReady) resume(n);
+      if (what_went_wrong) return what_went_wrong;
+    }
+    bool any = release(0, count, State::kAtBlock);
+    for (int n = 0; n < count; n += 32) any |= release(n, n + 32, State::kAtWarp);
+    if (!any) break;
+  }
+  for (int n = 0; n < count; ++n) {
+    if (threads[n].state != State::kDone) return "threads wait at different barriers";
+  }
+  tell_departure(&end_of_block);
+  const bool clean = std::all_of(cuda_on_cpu_shared + shared_size, std::end(cuda_on_cpu_shared),
+                                 [](unsigned char byte) { return byte == kPoison; });
+  return clean ? nullptr : "a thread wrote outside of the block's shared memory";
+}
+
+}  // namespace
+
+void fault(const char* what) {
+  what_went_wrong = what;
+  yield(State::kDone);
+  __builtin_unreachable();
+}
+
+void check_shared(const void* p, int bytes) {
+  const int64_t at = static_cast<const unsigned char*>(p) - cuda_on_cpu_shared;
+  if (at < 0 || at + bytes > shared_size) fault("access outside of the block's shared memory");
+  if (at % bytes) fault("access to shared memory not aligned");
+}
+
+std::vector<Copy>& copies_of_this_thread() { return current().copies; }
+
+// Two sets of operands: a lane may be at the next instruction while another still reads.
+const Operands* exchange(const char* instruction, const Operands& mine) {
+  static Operands all[2][kMostThreads];
+  Thread& t = current();
+  const int set = t.exchanges++ % 2, first = int(threadIdx.x) / 32 * 32;
+  all[set][threadIdx.x] = mine;
+  t.instruction[set] = instruction;
+  yield(State::kAtWarp);
+  for (int n = first; n < first + 32; ++n) {
+    const Thread& other = threads[n];
+    if (other.exchanges < t.exchanges || std::strcmp(other.instruction[set], instruction) != 0)
+      fault("the lanes of a warp are not at the same instruction");
+  }
+  return all[set] + first;
+}
+
+const char* run_grid(int64_t blocks, int count, int shared_bytes,
+                     const std::function<void()>& kernel) {
+  if (count % 32 || count > kMostThreads || shared_bytes > kMostShared)
+    return "no GPU holds such a block";
+  blockDim = dim3(unsigned(count)), gridDim = dim3(unsigned(blocks));
+  shared_size = shared_bytes;
+  body = &kernel;
+  what_went_wrong = nullptr;
+  if (__tsan_get_current_fiber) scheduler_fiber = __tsan_get_current_fiber();
+  for (int64_t block = 0; block < blocks; ++block) {
+    blockIdx.x = unsigned(block);
+    if (const char* error = run_block(count)) return error;
+  }
+  return nullptr;
+}
+
+}  // namespace cuda_on_cpu
+
+void __syncthreads() {
+  using namespace cuda_on_cpu;
+  char* barrier = &barriers[current().barriers++ % 2];
+  tell_arrival(barrier);
+  yield(State::kAtBlock);
+  tell_departure(barrier);
+}

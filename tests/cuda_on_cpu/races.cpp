@@ -1,0 +1,76 @@
+// Runs kernels whose blocks reuse shared memory while copies are under way, for ThreadSanitizer to
+// watch. With an argument, a kernel without its barrier instead.
+#include <cstdio>
+#include <vector>
+
+#include "launch.h"
+#include "launch_kernel.cuh"
+
+namespace wtconv::cuda {
+namespace {
+
+constexpr int kChannels = 1, kHeight = 66, kWidth = 136, kPixels = kHeight * kWidth;
+
+struct NoParams {};
+
+__global__ void racing_kernel(NoParams) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  float* values = reinterpret_cast<float*>(shared);
+  values[threadIdx.x] = 1;
+  values[(threadIdx.x + 1) % 64] += 1;
+}
+
+// A value of every type is zero: only the accesses matter.
+template <class T>
+const char* run_forward(DType dtype, int levels, std::vector<T>& x, std::vector<T>& y) {
+  const std::vector<float> taps(4 * 25, 0.25f);
+  PatchLaunch p{};
+  p.params.dtype = DType::kFloat32;
+  for (int l = 0; l <= levels; ++l) p.params.weight[l] = p.params.scale[l] = taps.data();
+  p.input = {x.data(), kPixels, kPixels, kWidth, 1};
+  p.output = {y.data(), kPixels, kPixels, kWidth, 1};
+  p.batch = 1, p.channels = kChannels, p.height = kHeight, p.width = kWidth;
+  p.kernel_size = 5, p.levels = levels;
+  p.tiles_y = 2, p.tiles_x = 3, p.tiles = 6;
+  p.input_bytes = 16, p.wide_output = true;
+  return dtype == DType::kFloat32 ? launch_patch_forward(p, 1, nullptr)
+                                  : launch_mma_forward(p, dtype, 1, nullptr);
+}
+
+const char* run_weight_grad(std::vector<__half>& x, std::vector<__half>& g) {
+  std::vector<float> partials(2 * (5 * 25 + 1));
+  PatchGradLaunch p{};
+  p.input = {x.data(), kPixels, kPixels, kWidth, 1};
+  p.grad_output = {g.data(), kPixels, kPixels, kWidth, 1};
+  p.partials = partials.data();
+  p.batch = 1, p.channels = kChannels, p.height = kHeight, p.width = kWidth, p.kernel_size = 5;
+  p.tiles_y = 2, p.tiles_x = 3, p.tiles = 6;
+  p.grad_bytes = p.input_bytes = 16;
+  p.splits = 1, p.parts = 2;
+  p.base_wanted = p.level_wanted = p.bias_wanted = true;
+  return launch_mma_weight_grad(p, DType::kFloat16, nullptr);
+}
+
+}  // namespace
+}  // namespace wtconv::cuda
+
+using namespace wtconv;
+using namespace wtconv::cuda;
+
+// The lanes of a warp all write the same maximum of the taps.
+extern "C" const char* __tsan_default_suppressions() { return "race:read_taps\n"; }
+
+int main(int count, char**) {
+  const char* error = nullptr;
+  if (count > 1) {
+    error = launch_kernel(&racing_kernel, NoParams(), 1, 64, 256, nullptr);
+  } else {
+    std::vector<float> a(kPixels), b(kPixels);
+    std::vector<__half> x(kPixels), y(kPixels);
+    error = run_forward(DType::kFloat32, 2, a, b);
+    if (!error) error = run_forward(DType::kFloat16, 1, x, y);
+    if (!error) error = run_weight_grad(x, y);
+  }
+  if (error) std::puts(error);
+  return error ? 1 : 0;
+}

@@ -1,0 +1,200 @@
+"""The CUDA kernels on the CPU: builds tests/cuda_on_cpu and calls the launchers of launch.h.
+
+The structs below mirror those of csrc/cuda in their order; the library says their sizes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import POINTER, Structure, c_bool, c_char_p, c_int, c_int64, c_void_p
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parent.parent
+CUDA, HOST = ROOT / "csrc" / "cuda", ROOT / "tests" / "cuda_on_cpu"
+KERNELS = [
+    *("patch/planes.cu", "patch/weight_grad.cu", "patch/mma_forward.cu", "patch/forward.cu"),
+    *("patch/mma_weight_grad.cu", "lowpass.cu", "finish.cu"),
+]
+MIN_GXX = 11  # std::bit_cast
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+LEVELS = 8  # kMaxLaunchLevels + 1
+
+
+class View(Structure):
+    _fields_ = [("data", c_void_p), ("strides", c_int64 * 4)]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> View:
+        return cls(tensor.data_ptr(), (c_int64 * 4)(*tensor.stride()))
+
+
+class RawParameters(Structure):
+    _fields_ = [
+        ("weight", c_void_p * LEVELS),
+        ("scale", c_void_p * LEVELS),
+        ("bias", c_void_p),
+        ("dtype", c_int),
+        ("rotate", c_bool),
+    ]
+
+
+class PatchLaunch(Structure):
+    _fields_ = [
+        ("params", RawParameters),
+        ("input", View),
+        ("output", View),
+        ("coarse", c_void_p),
+        *((name, c_int) for name in ("coarse_rows", "coarse_cols")),
+        *((name, c_int) for name in ("batch", "channels", "height", "width")),
+        *((name, c_int) for name in ("kernel_size", "levels", "tiles_y", "tiles_x", "tiles")),
+        *((name, c_int) for name in ("cells", "splits", "input_bytes")),
+        ("wide_output", c_bool),
+    ]
+
+
+class PatchGradLaunch(Structure):
+    _fields_ = [
+        ("grad_output", View),
+        ("input", View),
+        *((name, c_void_p) for name in ("low_grad", "low_input", "partials")),
+        *((name, c_int) for name in ("batch", "channels", "height", "width", "kernel_size")),
+        *((name, c_int) for name in ("tiles_y", "tiles_x", "tiles", "cells")),
+        *((name, c_int) for name in ("grad_bytes", "input_bytes", "splits", "parts")),
+        *((name, c_bool) for name in ("base_wanted", "level_wanted", "bias_wanted")),
+    ]
+
+
+class LevelGradient(Structure):
+    _fields_ = [("weight", c_void_p), ("scale", c_void_p)]
+
+
+class FinishLaunch(Structure):
+    _fields_ = [
+        ("params", RawParameters),
+        *((name, c_int) for name in ("channels", "kernel_size", "levels")),
+        ("num_partials", c_int64),
+        ("partials", c_void_p),
+        ("gradients", LevelGradient * LEVELS),
+        ("grad_bias", c_void_p),
+    ]
+
+
+class LowpassLaunch(Structure):
+    _fields_ = [
+        ("input", View),
+        ("output", c_void_p),
+        ("batch", c_int64),
+        *((name, c_int) for name in ("channels", "height", "width", "rows", "cols", "levels")),
+        ("channels_fast", c_bool),
+        ("wide", c_bool),
+    ]
+
+
+MIRRORED = [PatchLaunch, PatchGradLaunch, FinishLaunch, LowpassLaunch]
+
+
+def _build_config() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "emulator_config", ROOT / "csrc" / "build_config.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def compiler_command() -> list[str]:
+    """g++ with the folders of the headers; skips, and says why, where something is missing."""
+    if not CUDA.is_dir():
+        pytest.skip("needs the source tree")
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++")
+    version = subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True, check=True)
+    if int(version.stdout.split(".")[0]) < MIN_GXX:
+        pytest.skip(f"needs g++ {MIN_GXX}, found {version.stdout.strip()}")
+    config = _build_config()
+    nvcc = config.find_nvcc()
+    if nvcc is None:
+        pytest.skip("needs the headers of a CUDA toolkit: nvcc not found")
+    try:
+        include, _ = config.toolkit_folders(nvcc)
+    except config.BuildError as error:
+        pytest.skip(f"needs the headers of a CUDA toolkit: {error}")
+    return [compiler, "-std=c++20", "-O1", "-fPIC", f"-I{HOST}", f"-I{CUDA}", "-isystem", include]
+
+
+def compile_and_link(target: Path, options: list[str], sources: dict[Path, list[str]]) -> None:
+    """`target` from sources, each with its own options; two compilers at once."""
+    command = compiler_command()
+
+    def compile_one(source: Path) -> Path:
+        result = target.parent / f"{target.stem}_{source.stem}.o"
+        words = [*command, *sources[source], "-x", "c++", "-c", str(source), "-o", str(result)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, f"{source.name}: {done.stderr[:4000]}"
+        return result
+
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compile_one, sources))
+    partial = target.with_suffix(".partial")
+    subprocess.run([command[0], *options, *map(str, objects), "-o", str(partial)], check=True)
+    partial.rename(target)
+
+
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run of the tests, the same for all of its processes."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cuda_on_cpu"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+class Emulator:
+    """The launchers on tensors of the CPU; a launch that fails raises what it says."""
+
+    def __init__(self, folder: Path) -> None:
+        library = folder / "libcuda_on_cpu.so"
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not library.exists():
+                sources = [*(CUDA / name for name in KERNELS), CUDA / "patch" / "choose.cpp"]
+                sources += [HOST / "driver.cpp", HOST / "cuda_on_cpu.cpp"]
+                compile_and_link(library, ["-shared"], {path: [] for path in sources})
+        self._library = ctypes.CDLL(str(library))
+        sizes = (c_int * len(MIRRORED)).in_dll(self._library, "struct_sizes")
+        for struct, size in zip(MIRRORED, sizes, strict=True):
+            assert ctypes.sizeof(struct) == size, f"{struct.__name__} differs from csrc/cuda"
+
+    def call(self, name: str, *arguments: Any) -> None:
+        function = getattr(self._library, name)
+        function.restype = c_char_p
+        error = function(*arguments)
+        if error is not None:
+            raise RuntimeError(error.decode())
+
+    def forward(self, launch: PatchLaunch, dtype: torch.dtype, multiprocessors: int) -> None:
+        self.call("forward", ctypes.byref(launch), DTYPES[dtype], multiprocessors)
+
+    def run(self, name: str, launch: Structure, dtype: torch.dtype) -> None:
+        self.call(name, ctypes.byref(launch), DTYPES[dtype])
+
+    def faulty(self, fault: int) -> Tensor:
+        output = torch.full((64,), torch.nan)
+        self.call("faulty", fault, ctypes.cast(output.data_ptr(), POINTER(ctypes.c_float)))
+        return output
