@@ -1,4 +1,4 @@
-"""Command line: ``python -m bench run``, ``model``, ``traffic`` and ``host``."""
+"""Command line: ``python -m bench run``, ``compile``, ``model``, ``traffic`` and ``host``."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import torch
 from rich.console import Console
 
 import wtconv_ops
-from bench import arguments, cuda_report, host, ncu, traffic
+from bench import arguments, compiled, cuda_report, host, ncu, traffic
 from bench.csv_file import write_csv
 from bench.cuda_check import NumbersDifferError as GpuNumbersDifferError
 from bench.cuda_providers import load_upstream_fused
 from bench.cuda_run import CudaSettings, Messages, Row, header
 from bench.cuda_run import run as run_cuda
 from bench.cuda_timing import ColdTimer, copy_speed, tf32
-from bench.environment import checkout_commit
+from bench.environment import checkout_commit, gpu_line
 from bench.model_table import print_model
 from bench.run import NumbersDifferError, Settings, print_tables, run
 from bench.shapes import QUICK_SHAPES, QUICK_SWEEPS, SHAPES, SWEEPS, NoSuchShapeError, only
+from wtconv_ops.demo.timing import processor_name
 
 
 class _CannotRunError(Exception):
@@ -37,15 +38,42 @@ def main(command_line: Sequence[str] | None = None) -> int:
         "run": _run_on_gpu if getattr(options, "device", "") == "cuda" else _run_on_cpu,
         "traffic": _traffic,
         "host": _host,
+        "compile": _compile,
     }
     try:
         return commands[options.command](options)
-    except (NumbersDifferError, GpuNumbersDifferError) as error:
+    except (NumbersDifferError, GpuNumbersDifferError, compiled.WrongNumbersError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     except (FileNotFoundError, NoSuchShapeError, _CannotRunError, ncu.NcuError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
+
+
+def _compile(options: argparse.Namespace) -> int:
+    network = compiled.has_timm() and not options.quick
+    if not network and not options.quick:
+        print(f"bench: {compiled.NETWORK} needs timm and is left out", file=sys.stderr)
+    settings = compiled.CompileSettings(
+        subjects=compiled.subjects(network, options.batch, options.quick),
+        device=options.device,
+        precisions=tuple(dict.fromkeys(options.dtype)),
+        layouts=arguments.layouts(options),
+        rounds=options.rounds,
+    )
+    _require_kernels(options.device, f"--device {options.device}", 5)
+    cuda = options.device == "cuda"
+    machine = gpu_line("cuda") if cuda else f"{processor_name()}; torch {torch.__version__}"
+    with tf32(False), compiled.threads(options.threads), _progress(lines=True) as progress:
+        rows = compiled.run(settings, progress)
+    compiled.print_compiled(rows, machine, _console(160))
+    if options.csv is not None:
+        write_csv(rows, options.csv, machine)
+    if options.figure is not None:
+        from bench.compiled_figure import draw
+
+        draw(rows, machine, options.figure)
+    return 0
 
 
 def _model(options: argparse.Namespace) -> int:

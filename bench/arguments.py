@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from bench.compiled import PRECISIONS
 from bench.cuda_run import DTYPES
 from bench.cuda_timing import METHODS
 from bench.run import LAYOUTS
@@ -25,6 +26,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         commands.add_parser("traffic", help="measure device memory traffic with Nsight Compute")
     )
     _add_host(commands.add_parser("host", help="time a call takes on a tiny input"))
+    _add_compile(
+        commands.add_parser("compile", help="eager against torch.compile, alone and in a network")
+    )
     return parser.parse_args(arguments)
 
 
@@ -101,6 +105,20 @@ def _add_host(command: argparse.ArgumentParser) -> None:
     _add(command, "--rounds", "samples of each call", 101, type=_positive, metavar="N")
     _add(command, "--threads", "intra-op threads", 2, type=_positive, metavar="N")
     _add_csv(command)
+
+
+def _add_compile(command: argparse.ArgumentParser) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    _add(command, "--device", "where to run", device, choices=("cpu", "cuda"))
+    text = "float32, or bfloat16 under autocast; one or both"
+    _add(command, "--dtype", text, list(PRECISIONS), nargs="+", choices=PRECISIONS)
+    _add_layout(command)
+    _add(command, "--batch", "images of a batch", 64, type=_positive, metavar="N")
+    _add(command, "--rounds", "samples of each variant", 11, type=_positive, metavar="N")
+    _add(command, "--threads", "intra-op threads", 2, type=_positive, metavar="N")
+    _add_csv(command)
+    _add(command, "--figure", "draw the times; needs matplotlib", type=Path, metavar="PATH")
+    command.add_argument("--quick", action="store_true", help="tiny models, to test the benchmark")
 
 
 def _size(text: str) -> Size:

@@ -59,6 +59,15 @@ def test_every_operator_has_one() -> None:
     assert len(defined) >= 5
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_operator_of_compiled_graphs_has_the_layout_it_names(channels_last: bool) -> None:
+    arguments = (*Sample(5, 6, 2).make(), channels_last)
+    op = torch.ops.wtconv._graph_forward.default
+    expected, plain = op(*arguments), wtconv_ops.decompositions()[op](*arguments)
+    assert_close(plain, expected)
+    assert plain.stride() == expected.stride()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sample", [*SAMPLES, *BIG], ids=str)
 def test_equal_to_the_operator(device: str, sample: Sample, dtype: torch.dtype) -> None:

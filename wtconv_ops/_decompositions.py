@@ -34,7 +34,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
     Returns:
         ``{operator overload: function}`` for ``fused_forward``, ``fused_backward``,
-        ``analysis_conv``, ``synthesis`` and the form of ``fused_forward`` that autocast calls.
+        ``analysis_conv``, ``synthesis`` and the forms of them that autocast and compiled graphs
+        call.
         Empty where there is no operator library: no graph contains an operator then.
 
     Equivalent to:
@@ -51,6 +52,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         ops.fused_backward.default: _fused_backward,
         ops.analysis_conv.default: _analysis_conv,
         ops.synthesis.default: _synthesis,
+        ops._graph_forward.default: _graph_forward,
+        ops._graph_backward.default: _fused_backward,
     }
 
 
@@ -151,6 +154,23 @@ def _fused_forward(
             x = _lowpass(bands)
         output = output + _reconstruct(pyramid, sizes, haar)
     return _like(output, input)
+
+
+def _graph_forward(
+    input: Tensor,
+    base_weight: Tensor,
+    base_bias: Tensor | None,
+    base_scale: Tensor,
+    wavelet_weights: Sequence[Tensor],
+    wavelet_scales: Sequence[Tensor],
+    channels_last: bool,
+) -> Tensor:
+    """[B, C, H, W] of fused_forward in the layout that the caller names."""
+    output = _fused_forward(
+        input, base_weight, base_bias, base_scale, wavelet_weights, wavelet_scales
+    )
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    return output.contiguous(memory_format=layout)
 
 
 def _analysis_conv(input: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:

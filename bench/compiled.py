@@ -1,0 +1,340 @@
+"""``python -m bench compile``: the layer in and out of ``torch.compile``, alone and in a network.
+
+Each model is built twice on the same weights, with the reference layer and with ours; each runs
+eagerly and compiled, ours on a GPU also as a replayed CUDA graph. Cold compilation starts from an
+empty cache folder, warm compilation forgets the compiled code and finds that folder filled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib.util import find_spec
+from statistics import median
+from typing import Any, Protocol, cast
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from bench.cuda_timing import Call, ColdTimer
+from bench.shapes import Size
+from wtconv_ops import WTConv2d
+from wtconv_ops.demo.network import Block, randomise
+from wtconv_ops.demo.reference_layer import ReferenceWTConv2d
+
+LAYERS: dict[str, Callable[..., nn.Module]] = {"reference": ReferenceWTConv2d, "ours": WTConv2d}
+LAYOUTS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
+#: float32, or bfloat16 under autocast with float32 parameters.
+PRECISIONS = ("float32", "bfloat16")
+MODES = ("inference", "training")
+NETWORK = "WTConvNeXt-T"
+#: Relative error of the output against the eager reference that a variant may have.
+LIMITS = {"float32": 1e-4, "bfloat16": 5e-2}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and the input it is timed on."""
+
+    name: str
+    size: Size
+    build: Callable[[Callable[..., nn.Module]], nn.Module]
+
+
+@dataclass(frozen=True)
+class CompileSettings:
+    """What to time."""
+
+    subjects: tuple[Subject, ...]
+    device: str
+    precisions: tuple[str, ...] = PRECISIONS
+    layouts: tuple[str, ...] = tuple(LAYOUTS)
+    rounds: int = 11
+
+
+@dataclass(frozen=True)
+class CompileRow:
+    """One variant of a model in one mode; the columns of the CSV file. None: does not apply."""
+
+    subject: str
+    shape: str
+    precision: str
+    layout: str
+    mode: str
+    variant: str
+    ms: float
+    kernels: int | None  # launched on the GPU
+    copies: int  # calls of aten::copy_, conversions of dtype among them
+    graphs: int | None
+    graph_breaks: int | None
+    recompiles: int | None  # graphs more for another, odd size; also None if that fails
+    peak_mib: float | None
+    cold_compile_s: float | None
+    warm_compile_s: float | None
+    error: float
+
+
+class WrongNumbersError(Exception):
+    """A variant is too far from the eager reference."""
+
+
+def subjects(network: bool, batch: int, quick: bool = False) -> tuple[Subject, ...]:
+    """The layer and the block of the first stage of WTConvNeXt-T, and the network.
+
+    Args:
+        network: Whether to include the network, which needs timm.
+        batch: Images of a batch.
+        quick: A layer and a block of a few channels, to test the benchmark.
+    """
+    channels, side, levels = (4, 14, 2) if quick else (96, 56, 5)
+
+    def layer(of: Callable[..., nn.Module]) -> nn.Module:
+        return of(channels, channels, kernel_size=5, wt_levels=levels)
+
+    size = Size(batch, channels, side, side)
+    found = [
+        Subject("layer", size, layer),
+        Subject("block", size, lambda of: Block(layer(of), channels)),
+    ]
+    if network:
+        found.append(Subject(NETWORK, Size(batch, 3, 224, 224), _network))
+    return tuple(found)
+
+
+def has_timm() -> bool:
+    """Whether the network can be built."""
+    return find_spec("timm") is not None
+
+
+def _network(layer: Callable[..., nn.Module]) -> nn.Module:
+    from wtconv_ops.timm import WTConvNeXt
+
+    return WTConvNeXt(wtconv_class=layer)
+
+
+class _Clock(Protocol):
+    def sample(self, call: Call) -> float:
+        """Time of one call in ms."""
+        ...
+
+
+class _WallClock:
+    """Wall time, for the CPU."""
+
+    def sample(self, call: Call) -> float:
+        start = time.perf_counter()
+        call()
+        return (time.perf_counter() - start) * 1e3
+
+
+def run(settings: CompileSettings, progress: Callable[[str], None]) -> list[CompileRow]:
+    """Check every variant against the eager reference, then time it.
+
+    Raises:
+        WrongNumbersError: a variant's output is too far from the reference's.
+    """
+    device = torch.device(settings.device)
+    clock: _Clock = ColdTimer(device) if device.type == "cuda" else _WallClock()
+    rows: list[CompileRow] = []
+    for subject in settings.subjects:
+        for precision in settings.precisions:
+            for layout in settings.layouts:
+                progress(f"{subject.name} {precision} {layout}")
+                case = _Case(subject, precision, layout, device)
+                for mode in MODES:
+                    rows += case.measure(mode, clock, settings.rounds)
+    return rows
+
+
+class _Case:
+    """A subject in one precision and layout, built with both layers on the same weights."""
+
+    def __init__(self, subject: Subject, precision: str, layout: str, device: torch.device) -> None:
+        self.subject, self.precision, self.layout, self.device = subject, precision, layout, device
+        self.models = {name: subject.build(layer) for name, layer in LAYERS.items()}
+        randomise(self.models["reference"], seed=1)
+        self.models["ours"].load_state_dict(self.models["reference"].state_dict())
+        for model in self.models.values():
+            model.to(device)
+        size = subject.size
+        self.image = self._image(size.height, size.width)
+        self.odd = self._image(size.height + 1, size.width + 3)
+
+    def _image(self, height: int, width: int) -> Tensor:
+        generator = torch.Generator().manual_seed(2)
+        size = (self.subject.size.batch, self.subject.size.channels, height, width)
+        image = torch.randn(size, generator=generator).to(self.device)
+        return image.to(memory_format=LAYOUTS[self.layout])
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def _call(self, model: nn.Module, mode: str, image: Tensor) -> Call:
+        """One pass, or one training step with the gradients of everything."""
+        leaf = image.detach().requires_grad_()
+        leaves = [leaf, *(p for p in model.parameters() if p.requires_grad)]
+
+        def inference() -> Tensor:
+            with torch.no_grad(), self._precision():
+                output: Tensor = model(image)
+            return output
+
+        def training() -> tuple[Tensor, ...]:
+            with self._precision():
+                loss = model(leaf).float().square().mean()
+            return torch.autograd.grad(loss, leaves)
+
+        return inference if mode == "inference" else training
+
+    def _output(self, model: nn.Module) -> Tensor:
+        with torch.no_grad(), self._precision():
+            output: Tensor = model(self.image)
+        return output.float()
+
+    def measure(self, mode: str, clock: _Clock, rounds: int) -> list[CompileRow]:
+        """A row for each variant; the samples of the variants take turns."""
+        exact = self._output(self.models["reference"])
+        calls: dict[str, Call] = {}
+        facts: dict[str, dict[str, Any]] = {}
+        for name, model in self.models.items():
+            calls[f"{name} eager"] = self._call(model, mode, self.image)
+            facts[f"{name} eager"] = {"error": self._error(model, exact)}
+            compiled, found = self._compile(model, mode)
+            calls[f"{name} compiled"] = self._call(compiled, mode, self.image)
+            facts[f"{name} compiled"] = {**found, "error": self._error(compiled, exact)}
+        if isinstance(clock, ColdTimer):
+            calls["ours CUDA graph"] = clock.capture(calls["ours eager"])
+            facts["ours CUDA graph"] = {"error": facts["ours eager"]["error"]}
+        for name in calls:
+            facts[name] |= self._counts(calls[name])
+        samples: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(rounds):
+            for name, call in calls.items():
+                samples[name].append(clock.sample(call))
+        return [self._row(mode, name, median(samples[name]), facts[name]) for name in calls]
+
+    def _error(self, model: nn.Module, exact: Tensor) -> float:
+        error = float((self._output(model) - exact).norm() / exact.norm())
+        if not error <= LIMITS[self.precision]:  # also for NaN
+            raise WrongNumbersError(
+                f"{self.subject.name} {self.precision} {self.layout}: relative error {error:.2e} "
+                f"against the eager reference, it may have {LIMITS[self.precision]:.0e}"
+            )
+        return error
+
+    def _compile(self, model: nn.Module, mode: str) -> tuple[nn.Module, dict[str, Any]]:
+        """The compiled model, and what its compilation took."""
+        from torch._dynamo.utils import counters
+        from torch._inductor.utils import fresh_cache
+
+        def compile_once(dynamic: bool | None = False) -> tuple[nn.Module, float]:
+            torch.compiler.reset()
+            counters.clear()
+            compiled = cast(nn.Module, torch.compile(model, dynamic=dynamic))
+            start = time.perf_counter()
+            self._call(compiled, mode, self.image)()
+            self._wait()
+            return compiled, time.perf_counter() - start
+
+        def recompiles() -> int | None:
+            compiled, _ = compile_once(dynamic=None)
+            before = counters["stats"]["unique_graphs"]
+            try:
+                self._call(compiled, mode, self.odd)()
+            except Exception:
+                # Inductor may fail on the symbolic sizes of the reference; on ours it may not.
+                if model is self.models["ours"]:
+                    raise
+                return None
+            return counters["stats"]["unique_graphs"] - before
+
+        with fresh_cache():
+            more = recompiles()
+        with fresh_cache():
+            _, cold = compile_once()
+            compiled, warm = compile_once()
+            found = {
+                "graphs": counters["stats"]["unique_graphs"],
+                "graph_breaks": sum(counters["graph_break"].values()),
+                "recompiles": more,
+                "cold_compile_s": cold,
+                "warm_compile_s": warm,
+            }
+        return compiled, found
+
+    def _counts(self, call: Call) -> dict[str, Any]:
+        """Kernels, copies and peak memory of one call."""
+        cuda = self.device.type == "cuda"
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+        call()
+        if cuda:
+            self._wait()
+            torch.cuda.reset_peak_memory_stats(self.device)
+        with profile(activities=activities) as profiled:
+            call()
+            self._wait()
+        events = profiled.events() or []
+        kernels = sum(event.device_type == torch.autograd.DeviceType.CUDA for event in events)
+        return {
+            "kernels": kernels if cuda else None,
+            "copies": sum(event.name == "aten::copy_" for event in events),
+            "peak_mib": torch.cuda.max_memory_allocated(self.device) / 2**20 if cuda else None,
+        }
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _row(self, mode: str, variant: str, ms: float, facts: dict[str, Any]) -> CompileRow:
+        applies = ("graphs", "graph_breaks", "recompiles", "cold_compile_s", "warm_compile_s")
+        return CompileRow(
+            subject=self.subject.name,
+            shape=str(self.subject.size),
+            precision=self.precision,
+            layout=self.layout,
+            mode=mode,
+            variant=variant,
+            ms=ms,
+            **{name: facts.get(name) for name in applies},
+            **{name: facts[name] for name in ("kernels", "copies", "peak_mib", "error")},
+        )
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Intra-op threads within the block; restored after it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def print_compiled(rows: Sequence[CompileRow], machine: str, console: Console) -> None:
+    """Print one table for each model, precision and layout."""
+    columns = ("ms", "kernels", "copies", "graphs", "graph_breaks", "recompiles", "peak_mib")
+    columns += ("cold_compile_s", "warm_compile_s")
+    for key in dict.fromkeys((r.subject, r.shape, r.precision, r.layout) for r in rows):
+        table = Table(title=" ".join(key))
+        for name in ("mode", "variant", *columns):
+            table.add_column(name.replace("_", " "), justify="left" if name in key else "right")
+        for row in rows:
+            if (row.subject, row.shape, row.precision, row.layout) == key:
+                values = [getattr(row, name) for name in columns]
+                table.add_row(row.mode, row.variant, *map(_shown, values))
+        console.print(table)
+    console.print(machine, highlight=False)
+
+
+def _shown(value: float | int | None) -> str:
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.4g}"

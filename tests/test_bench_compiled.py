@@ -1,0 +1,68 @@
+"""``python -m bench compile`` on the CPU."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bench import compiled
+from bench.__main__ import main
+from bench.compiled_figure import draw
+
+pytestmark = pytest.mark.usefixtures("ops")
+VARIANTS = ["reference eager", "reference compiled", "ours eager", "ours compiled"]
+
+
+def row(**changes: Any) -> compiled.CompileRow:
+    values: dict[str, Any] = dict.fromkeys(compiled.CompileRow.__dataclass_fields__)
+    values |= {"subject": "layer", "shape": "1x4x14x14", "precision": "float32", "layout": "nchw"}
+    values |= {"mode": "inference", "variant": "ours eager", "ms": 1.0, "copies": 0, "error": 0.0}
+    return compiled.CompileRow(**{**values, **changes})
+
+
+@pytest.mark.slow
+def test_command_measures_every_variant(tmp_path: Path, fresh_compiler: None) -> None:
+    file = tmp_path / "compile.csv"
+    options = ["--device", "cpu", "--quick", "--batch", "1", "--rounds", "1"]
+    assert main(["compile", *options, "--dtype", "float32", "--csv", str(file)]) == 0
+    lines = file.read_text().splitlines()
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    assert [r["variant"] for r in rows[:4]] == VARIANTS
+    assert {(r["subject"], r["mode"]) for r in rows} == {
+        (subject, mode) for subject in ("layer", "block") for mode in compiled.MODES
+    }
+    for r in rows:
+        assert float(r["ms"]) > 0
+        if r["variant"] == "ours compiled":
+            assert (r["graphs"], r["graph_breaks"]) == ("1", "0")
+            assert int(r["recompiles"]) <= 1  # the first other size may make sizes dynamic
+            assert float(r["cold_compile_s"]) > 0
+
+
+def test_wrong_numbers_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shifted(compiled.WTConv2d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + 1
+
+    layers = {**compiled.LAYERS, "ours": Shifted}
+    monkeypatch.setattr(compiled, "LAYERS", layers)
+    case = compiled._Case(
+        compiled.subjects(False, 1, quick=True)[0], "float32", "nchw", torch.device("cpu")
+    )
+    model: nn.Module = case.models["ours"]
+    with pytest.raises(compiled.WrongNumbersError, match=r"layer float32 nchw: relative error"):
+        case._error(model, case._output(case.models["reference"]))
+
+
+def test_figure_has_a_panel_for_each_model_and_mode(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [row(mode=mode, variant=variant) for mode in compiled.MODES for variant in VARIANTS]
+    draw(rows, "a machine", tmp_path / "times.svg")
+    text = (tmp_path / "times.svg").read_text()
+    assert text.startswith("<?xml")
+    assert len(text) > 1000
