@@ -23,6 +23,7 @@ from bench.environment import checkout_commit, gpu_line
 from bench.model_table import print_model
 from bench.run import NumbersDifferError, Settings, print_tables, run
 from bench.shapes import QUICK_SHAPES, QUICK_SWEEPS, SHAPES, SWEEPS, NoSuchShapeError, only
+from bench.timing import threads
 from wtconv_ops.demo.timing import processor_name
 
 
@@ -64,7 +65,7 @@ def _compile(options: argparse.Namespace) -> int:
     _require_kernels(options.device, f"--device {options.device}", 5)
     cuda = options.device == "cuda"
     machine = gpu_line("cuda") if cuda else f"{processor_name()}; torch {torch.__version__}"
-    with tf32(False), compiled.threads(options.threads), _progress(lines=True) as progress:
+    with tf32(False), threads(options.threads), _progress(lines=True) as progress:
         rows = compiled.run(settings, progress)
     compiled.print_compiled(rows, machine, _console(160))
     if options.csv is not None:

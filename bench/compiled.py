@@ -8,8 +8,8 @@ empty cache folder, warm compilation forgets the compiled code and finds that fo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from statistics import median
@@ -21,6 +21,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from bench.cuda_providers import LAYOUTS
 from bench.cuda_timing import Call, ColdTimer
 from bench.shapes import Size
 from wtconv_ops import WTConv2d
@@ -28,7 +29,6 @@ from wtconv_ops.demo.network import Block, randomise
 from wtconv_ops.demo.reference_layer import ReferenceWTConv2d
 
 LAYERS: dict[str, Callable[..., nn.Module]] = {"reference": ReferenceWTConv2d, "ours": WTConv2d}
-LAYOUTS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
 #: float32, or bfloat16 under autocast with float32 parameters.
 PRECISIONS = ("float32", "bfloat16")
 MODES = ("inference", "training")
@@ -305,17 +305,6 @@ class _Case:
             **{name: facts.get(name) for name in applies},
             **{name: facts[name] for name in ("kernels", "copies", "peak_mib", "error")},
         )
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    """Intra-op threads within the block; restored after it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def print_compiled(rows: Sequence[CompileRow], machine: str, console: Console) -> None:

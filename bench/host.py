@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from bench.cuda_check import check, exact_results
 from bench.cuda_run import DTYPES
 from bench.cuda_timing import Call
-from bench.timing import forward_call, training_call
+from bench.timing import forward_call, threads, training_call
 from wtconv_ops import WTConv2d
 from wtconv_ops.demo.network import randomise
 from wtconv_ops.demo.reference_layer import ReferenceWTConv2d
@@ -91,17 +91,13 @@ def run(settings: HostSettings, progress: Callable[[str], None]) -> list[HostRow
     Raises:
         bench.cuda_check.NumbersDifferError: the layer is too far from fp64.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(settings.threads)
-    try:
-        rows: list[HostRow] = []
+    rows: list[HostRow] = []
+    with threads(settings.threads):
         for device in settings.devices:
             for dtype in settings.dtypes:
                 progress(f"{device} {dtype}")
                 rows += _measure(settings, torch.device(device), dtype)
-        return rows
-    finally:
-        torch.set_num_threads(before)
+    return rows
 
 
 def _measure(settings: HostSettings, device: torch.device, dtype: str) -> list[HostRow]:

@@ -1,9 +1,10 @@
-"""What is timed, and the mean that sums it up."""
+"""What is timed, on how many threads, and the mean that sums it up."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,17 @@ def training_call(
         return torch.autograd.grad(layer(image), leaves, grad_output)
 
     return call
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Intra-op threads within the block; restored after it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def geometric_mean(values: Iterable[float]) -> float:

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import shutil
 import subprocess
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import pytest
+from launch_choice import CUDA, DEVICES, build
 
-CUDA = Path(__file__).resolve().parent.parent / "csrc" / "cuda"
 TILE = 64
-#: Multiprocessors, shared bytes a block may ask for, shared bytes of a multiprocessor.
-DEVICES = {
-    "sm_86": (84, 99 * 1024, 100 * 1024),
-    "sm_80": (108, 163 * 1024, 164 * 1024),
-    "sm_90": (132, 227 * 1024, 228 * 1024),
-}
 
 # One line in, one line out: forward and weight gradient, each levels, cells, bytes, tiles; splits
 # of the latter among three blocks a multiprocessor, partial sums of a block.
@@ -220,22 +213,10 @@ class Choice:
     parts: int
 
 
-def _compile(folder: Path, text: str, *sources: Path) -> Path:
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs g++")
-    source, program = folder / "driver.cpp", folder / "driver"
-    source.write_text(text)
-    command = [compiler, "-std=c++17", "-O1", "-fsanitize=undefined", f"-I{CUDA}"]
-    command += [str(source), *map(str, sources), "-o", str(program)]
-    subprocess.run(command, check=True, timeout=300)
-    return program
-
-
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("patch_choice")
-    return _compile(folder, CHOICES, CUDA / "patch" / "choose.cpp")
+    return build(folder, CHOICES, CUDA / "patch" / "choose.cpp")
 
 
 SIZES = [(1, 1), (7, 7), (14, 14), (28, 30), (56, 56), (64, 65), (33, 200), (131, 257), (512, 512)]
@@ -295,7 +276,7 @@ def test_every_choice_is_a_legal_launch(driver: Path, device: str) -> None:
 
 
 def test_threads_read_and_write_where_the_layout_says(tmp_path: Path) -> None:
-    program = _compile(tmp_path, LAYOUTS)
+    program = build(tmp_path, LAYOUTS)
     done = subprocess.run([program], capture_output=True, text=True, timeout=120)
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1].endswith(" windows, 0 faults"), done.stdout[:2000]

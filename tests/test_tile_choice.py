@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from launch_choice import CUDA, DEVICES, build
 
-CUDA = Path(__file__).resolve().parent.parent / "csrc" / "cuda"
-
-#: Multiprocessors, shared bytes a block may ask for, shared bytes of a multiprocessor.
-DEVICES = {
-    "sm_86": (84, 99 * 1024, 100 * 1024),
-    "sm_80": (108, 163 * 1024, 164 * 1024),
-    "sm_90": (132, 227 * 1024, 228 * 1024),
-}
 MAX_TILE_LEVELS = 7
 
 # One line in, one line out: the forward shape, then the two of the weight gradient.
@@ -126,17 +118,8 @@ def _shape(numbers: Iterator[int]) -> Shape:
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The choices and the driver, under the sanitizer for undefined behaviour."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs g++")
     folder = tmp_path_factory.mktemp("tile_choice")
-    source, program = folder / "driver.cpp", folder / "driver"
-    source.write_text(DRIVER)
-    command = [compiler, "-std=c++20", "-O1", "-fsanitize=undefined", f"-I{CUDA}"]
-    command += [str(source), str(CUDA / "tile" / "choose.cpp"), "-o", str(program)]
-    subprocess.run(command, check=True, timeout=120)
-    return program
+    return build(folder, DRIVER, CUDA / "tile" / "choose.cpp")
 
 
 def choose(driver: Path, problems: list[Problem]) -> list[Choice]:

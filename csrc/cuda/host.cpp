@@ -51,7 +51,7 @@ Parameters prepare(const Parameters& p) {
 
 // Four elements at once where every group of four lies in one aligned piece of memory.
 LoadPath choose_load_path(const TileLaunch& p, const View& v, DType dtype) {
-  const int bytes = dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
+  const int bytes = element_bytes(dtype);
   const int alignment = std::min(16, 4 * bytes);
   const auto aligned = [&](int64_t elements) { return elements * bytes % alignment == 0; };
   if (reinterpret_cast<uintptr_t>(v.data) % alignment != 0 || !aligned(v.stride_b) ||
@@ -69,7 +69,7 @@ LoadPath choose_load_path(const TileLaunch& p, const View& v, DType dtype) {
 
 int access_bytes(const Plane& plane) {
   const View& v = plane.view;
-  const int element = plane.dtype == DType::kFloat64 ? 8 : plane.dtype == DType::kFloat32 ? 4 : 2;
+  const int element = element_bytes(plane.dtype);
   if (v.stride_x != 1) return element;
   const int64_t address = int64_t(reinterpret_cast<uintptr_t>(v.data));
   int bytes = 16;
@@ -95,7 +95,6 @@ Call::Call(const Parameters& params, const Tensor& input)
       stream(current_stream(device)) {}
 
 Problem Call::problem(const Plane& input, int first_level, bool adjoint) const {
-  const int bytes = input.dtype == DType::kFloat64 ? 8 : input.dtype == DType::kFloat32 ? 4 : 2;
   return {batch,
           channels,
           input.height,
@@ -103,7 +102,7 @@ Problem Call::problem(const Plane& input, int first_level, bool adjoint) const {
           int(params.base_weight.size(2)),
           levels() - first_level,
           accumulates_in_double(input.dtype) ? 8 : 4,
-          bytes,
+          element_bytes(input.dtype),
           input.channels_last,
           adjoint};
 }

@@ -2,12 +2,12 @@
 // share. No CUDA header.
 #pragma once
 
+#include "../../common/haar.h"
 #include "patch.h"
 
 namespace wtconv::cuda {
 
 constexpr int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
-constexpr int kBand = 4;  // subbands of a level
 
 // Where a tile lies in shared memory. Level 0 is the window of x as stored in memory, in elements
 // of kElement bytes; levels 1..L are four bands each, in float32.
@@ -70,7 +70,7 @@ struct Window {
   static constexpr int band(int level) { return rows(level) * pitch(level); }
   // Offset of a level from the end of level 0, in floats.
   static constexpr int offset(int level) {
-    return level == 1 ? 0 : offset(level - 1) + kBand * band(level - 1);
+    return level == 1 ? 0 : offset(level - 1) + kSubbands * band(level - 1);
   }
   static constexpr int kPixelBytes = rows(0) * pitch(0) * kElement;
   static constexpr int kFloats = offset(L + 1);
@@ -109,7 +109,7 @@ struct ForwardMemory {
   using W = Window<4, K / 2, L>;
   static constexpr int kBands = W::kPixelBytes;
   static constexpr int kWeights = kBands + W::kFloats * 4;
-  static constexpr int kBytes = kWeights + ((1 + kBand * L) * tap_floats(K) + 4) * 4;
+  static constexpr int kBytes = kWeights + ((1 + kSubbands * L) * tap_floats(K) + 4) * 4;
   static constexpr int kBlocks = blocks_of(kBytes, 5);
 };
 
@@ -121,15 +121,16 @@ struct PlanesMemory {
   using W = Window<kElement, K / 2, kSmall - 1, G>;
   static constexpr int side(int level) { return kPatchTile >> level; }
   static constexpr int small_floats(int level) {  // of the levels before `level`
-    return level == kSmall ? 0
-                           : small_floats(level - 1) + kBand * side(level - 1) * side(level - 1);
+    return level == kSmall
+               ? 0
+               : small_floats(level - 1) + kSubbands * side(level - 1) * side(level - 1);
   }
   static constexpr int kBands = W::kPixelBytes;
   static constexpr int kRaw = kBands + W::kFloats * 4;
   static constexpr int kFiltered = kRaw + small_floats(kLevels + 1) * 4;
   static constexpr int kLevel2 = kFiltered + small_floats(kLevels + 1) * 4;
-  static constexpr int kWeights = kLevel2 + (kSmall > 2 ? kBand * side(2) * side(2) * 4 : 0);
-  static constexpr int kBytes = kWeights + ((1 + kBand * kLevels) * tap_floats(K) + 4) * 4;
+  static constexpr int kWeights = kLevel2 + (kSmall > 2 ? kSubbands * side(2) * side(2) * 4 : 0);
+  static constexpr int kBytes = kWeights + ((1 + kSubbands * kLevels) * tap_floats(K) + 4) * 4;
   static constexpr int kBlocks = blocks_of(kBytes, 4);
 };
 
