@@ -46,6 +46,7 @@ LAYOUTS = r"""
 #include <cstdio>
 #include <vector>
 #include "patch/mma_layout.h"
+using wtconv::kSubbands;
 using namespace wtconv::cuda;
 
 static int windows, faults;
@@ -57,65 +58,90 @@ static void expect(bool law, const char* what, int element, int radius, int leve
          cells, level);
 }
 
+// The positions of one level, or of one of its bands.
+template <class W, int R, class Law>
+void check_band(int l, int band, Law law) {
+  constexpr int G = W::kPlanes ? W::kCells : 0;
+  const int pitch = W::pitch(l, band), size = W::rows(l, band) * pitch, own = W::own(l);
+  std::vector<int> owner(size, -1);  // cell of an own position
+  const int cell = own / (G > 1 ? G : 1);
+  for (int y = 0; y < own; ++y) {
+    for (int x = 0; x < own; ++x) {
+      const int at =
+          l == 0 ? W::stored_pixel(y, x) : W::stored(l, band, y, x) - W::offset(l, band);
+      law(at >= 0 && at < size, "an own position lies outside the level", l);
+      if (at < 0 || at >= size) return;
+      law(owner[at] < 0, "two positions share an element", l);
+      owner[at] = y / cell * 8 + x / cell;
+    }
+  }
+  // Rows of a thread: 4 x 8 pixels, 2 x 4 coefficients.
+  const int rows = l == 0 ? kPatchRows : 2, cols = W::outputs(l), unit = W::unit(l);
+  if (cell < (rows > cols ? rows : cols)) return;  // filtered one at a time, or not at all
+  for (int y = 0; y < own; y += rows) {
+    for (int x = 0; x < own; x += cols) {
+      for (int r = -R; r < rows + R; ++r) {
+        const int start = (W::stored_row(l, y, band) + r) * pitch;
+        const int first = W::stored_col(l, x, band) - R - W::shift(l);
+        law(first >= 0 && first % unit == 0, "a row of inputs starts unaligned", l);
+        law(first + W::accesses(l) * unit <= pitch, "a row of inputs ends past its row", l);
+        law(start >= 0 && start + pitch <= size, "a row of inputs lies outside the level", l);
+        if (start < 0 || start + pitch > size) continue;
+        for (int c = -R; c < cols + R; ++c) {
+          int col = W::stored_col(l, x, band) + c;
+          if (l == 0) col = W::piece(col / unit) * unit + col % unit;
+          const int cell_read = owner[start + col];
+          law(G == 0 || cell_read < 0 || cell_read == y / cell * 8 + x / cell,
+              "a thread reads another plane", l);
+        }
+      }
+    }
+  }
+}
+
 template <int kElement, int R, int L, int G>
 void check() {
   using W = Window<kElement, R, L, G>;
   ++windows;
+  const auto law = [](bool holds, const char* what, int level) {
+    expect(holds, what, kElement, R, L, G, level);
+  };
   for (int l = 0; l <= L; ++l) {
-    const auto law = [&](bool holds, const char* what) {
-      expect(holds, what, kElement, R, L, G, l);
-    };
-    const int pitch = W::pitch(l), size = W::rows(l) * pitch, own = W::own(l);
-    std::vector<int> owner(size, -1);  // cell of an own position
-    const int cell = own / (G > 1 ? G : 1);
-    for (int y = 0; y < own; ++y) {
-      for (int x = 0; x < own; ++x) {
-        const int at = l == 0 ? W::stored_pixel(y, x) : W::stored(l, y, x);
-        law(at >= 0 && at < size, "an own position lies outside the level");
-        if (at < 0 || at >= size) return;
-        law(owner[at] < 0, "two positions share an element");
-        owner[at] = y / cell * 8 + x / cell;
-      }
-    }
-    // Rows of a thread: 4 x 8 pixels, 2 x 4 coefficients.
-    const int rows = l == 0 ? kPatchRows : 2, cols = W::outputs(l), unit = W::unit(l);
-    if (cell < (rows > cols ? rows : cols)) continue;  // filtered one at a time, or not at all
-    for (int y = 0; y < own; y += rows) {
-      for (int x = 0; x < own; x += cols) {
-        for (int r = -R; r < rows + R; ++r) {
-          const int start = (W::stored_row(l, y) + r) * pitch;
-          const int first = W::stored_col(l, x) - R - W::shift(l);
-          law(first >= 0 && first % unit == 0, "a row of inputs starts unaligned");
-          law(first + W::accesses(l) * unit <= pitch, "a row of inputs ends past its row");
-          law(start >= 0 && start + pitch <= size, "a row of inputs lies outside the level");
-          if (start < 0 || start + pitch > size) continue;
-          for (int c = -R; c < cols + R; ++c) {
-            int col = W::stored_col(l, x) + c;
-            if (l == 0) col = W::piece(col / unit) * unit + col % unit;
-            const int cell_read = owner[start + col];
-            law(G == 0 || cell_read < 0 || cell_read == y / cell * 8 + x / cell,
-                "a thread reads another plane");
-          }
-        }
-      }
-    }
+    for (int band = 0; band < (l == 0 ? 1 : 2); ++band) check_band<W, R>(l, band, law);
     if (l == 0) continue;
     // What the analysis writes, and reads of the finer level.
     for (int r = 0; r < W::formed_rows(l); ++r) {
       for (int c = 0; c < W::formed_cols(l); ++c) {
         const int y = r - W::first_row(l), x = c - W::first_col(l);
-        const int at = W::stored(l, y, x);
-        law(W::stored_col(l, x) >= 0 && W::stored_col(l, x) < pitch && at >= 0 && at < size,
-            "a formed coefficient lies outside the level");
-        const int from = W::stored(l - 1, 2 * y + 1, 2 * x + 1);
-        law(W::stored_col(l - 1, 2 * x) >= 0 && W::stored_col(l - 1, 2 * x + 1) < W::pitch(l - 1) &&
-                from < W::rows(l - 1) * W::pitch(l - 1) && W::stored(l - 1, 2 * y, 2 * x) >= 0,
-            "a coefficient is formed from outside the finer level");
+        for (int band = 0; band < kSubbands; ++band) {
+          if (band > 0 && !W::uniform(l) && !W::holds(l, 1, y, x)) continue;
+          const int at = W::stored(l, band, y, x) - W::offset(l, band);
+          law(W::stored_col(l, x, band) >= 0 && W::stored_col(l, x, band) < W::pitch(l, band) &&
+                  at >= 0 && at < W::size(l, band > 0),
+              "a formed coefficient lies outside its band", l);
+        }
+        const int from = W::stored(l - 1, 0, 2 * y + 1, 2 * x + 1),
+                  first = W::stored(l - 1, 0, 2 * y, 2 * x),
+                  begin = l == 1 ? 0 : W::offset(l - 1), size = W::rows(l - 1) * W::pitch(l - 1);
+        const int left = W::stored_col(l - 1, 2 * x), right = W::stored_col(l - 1, 2 * x + 1);
+        const bool within = l == 1 || (first >= begin && from < begin + size);
+        law(left >= 0 && right < W::pitch(l - 1) && within,
+            "a coefficient is formed from outside the finer level", l);
+        if (l == 1) {
+          law(W::stored_pixel(2 * y, 2 * x) >= 0 && W::stored_pixel(2 * y + 1, 2 * x) < size,
+              "a coefficient is formed from outside the window", l);
+        }
       }
     }
     // Everything within the halo is formed.
-    law(W::first_row(l) >= (G > 0 ? 0 : W::halo(l)) && W::first_col(l) >= (G > 0 ? 0 : W::halo(l)),
-        "the halo is not formed");
+    for (int band = 0; band < 2; ++band) {
+      const int halo = G > 0 ? 0 : W::halo(l, band);
+      law(W::first_row(l) >= halo && W::first_col(l) >= halo, "the halo is not formed", l);
+      law(W::holds(l, band, -halo, -halo) &&
+              W::holds(l, band, W::own(l) + halo - 1, W::own(l) + halo - 1),
+          "the halo is not stored", l);
+    }
+    law(W::offset(l, kSubbands) - W::offset(l, 1) == 3 * W::size(l, 1), "bands overlap", l);
   }
 }
 

@@ -67,10 +67,14 @@ __device__ __forceinline__ void analyse_pixels(const T* pixels, float* bands) {
                           widen<float>(bottom.lane[0]), widen<float>(bottom.lane[1]), left);
     haar_butterfly<float>(widen<float>(top.lane[2]), widen<float>(top.lane[3]),
                           widen<float>(bottom.lane[2]), widen<float>(bottom.lane[3]), right);
-    float* out = bands + W::stored(1, row, col);
+    const bool all = W::uniform(1) || W::holds(1, 1, row, col);
 #pragma unroll
-    for (int b = 0; b < kSubbands; ++b)
-      *reinterpret_cast<Vector<float, 2>*>(out + b * W::band(1)) = {{left[b], right[b]}};
+    for (int b = 0; b < kSubbands; ++b) {
+      if (b == 0 || all) {
+        *reinterpret_cast<Vector<float, 2>*>(bands +
+                                             W::stored(1, b, row, col)) = {{left[b], right[b]}};
+      }
+    }
   });
 }
 
@@ -79,14 +83,15 @@ template <class W, int kLevel>
 __device__ __forceinline__ void analyse_level(float* bands) {
   for_each_position<W::formed_rows(kLevel), W::formed_cols(kLevel)>([&](int r, int c) {
     const int row = r - W::first_row(kLevel), col = c - W::first_col(kLevel);
-    const float* p = bands + W::offset(kLevel - 1) + W::stored(kLevel - 1, 2 * row, 2 * col);
+    const float* p = bands + W::stored(kLevel - 1, 0, 2 * row, 2 * col);
     const auto top = *reinterpret_cast<const Vector<float, 2>*>(p);
     const auto bottom = *reinterpret_cast<const Vector<float, 2>*>(p + W::pitch(kLevel - 1));
     float value[kSubbands];
     haar_butterfly<float>(top.lane[0], top.lane[1], bottom.lane[0], bottom.lane[1], value);
-    float* to = bands + W::offset(kLevel) + W::stored(kLevel, row, col);
+    const bool all = W::uniform(kLevel) || W::holds(kLevel, 1, row, col);
 #pragma unroll
-    for (int b = 0; b < kSubbands; ++b) to[b * W::band(kLevel)] = value[b];
+    for (int b = 0; b < kSubbands; ++b)
+      if (b == 0 || all) bands[W::stored(kLevel, b, row, col)] = value[b];
   });
 }
 
@@ -146,13 +151,16 @@ __device__ __forceinline__ void convolve(const float* weights, LoadRow load,
 template <class W, int K, int kLevel>
 __device__ __forceinline__ void filter(const float* bands, int band, const float* weights, int row,
                                        int col, float (&sum)[2][4]) {
-  const float* in = bands + W::offset(kLevel) + band * W::band(kLevel) +
-                    W::stored(kLevel, row, col) - K / 2 * (W::pitch(kLevel) + 1) - W::shift(kLevel);
+  constexpr int kLowpassPitch = W::pitch(kLevel, 0), kPitch = W::pitch(kLevel, 1);
+  const int pitch = band == 0 ? kLowpassPitch : kPitch;
+  const int first = band == 0 ? W::stored(kLevel, 0, row, col)
+                              : W::stored(kLevel, 1, row, col) + (band - 1) * W::size(kLevel, 1);
+  const float* in = bands + first - K / 2 * (pitch + 1) - W::shift(kLevel);
   convolve<K, 2, 4>(
       weights,
       [&](int y, float (&values)[4 + K - 1]) {
         load_inputs<4, W::accesses(kLevel), W::shift(kLevel)>(
-            in + y * W::pitch(kLevel), [](int a) { return a * 4; }, values);
+            in + y * pitch, [](int a) { return a * 4; }, values);
       },
       sum);
 }
@@ -188,6 +196,14 @@ struct TileIndex {
     tile /= p.tiles_x;
     y = tile % p.tiles_y * kPatchTile;
     item = tile / p.tiles_y;
+  }
+  // Goes on by as many tiles as `step` is from the first one of the channel: no division.
+  template <class Launch>
+  __device__ __forceinline__ void advance(const Launch& p, const TileIndex& step) {
+    const int rows = p.tiles_y * kPatchTile, cols = p.tiles_x * kPatchTile;
+    x += step.x, y += step.y, item += step.item;
+    if (x >= cols) x -= cols, y += kPatchTile;
+    if (y >= rows) y -= rows, ++item;
   }
 };
 

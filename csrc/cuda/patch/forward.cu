@@ -80,7 +80,7 @@ __device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileInde
   for (int r = 0; r < kRows; ++r) {
 #pragma unroll
     for (int u = 0; u < kCols; ++u) {
-      const bool inside = p.coarse && y + r < p.coarse_rows && x + u < p.coarse_cols;
+      const bool inside = y + r < p.coarse_rows && x + u < p.coarse_cols;
       low[r][u] = inside ? kFactor * coarse[r * p.coarse_cols + u] : 0.0f;
     }
   }
@@ -99,18 +99,18 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
   const BlockTiles tiles = BlockTiles::strided(p);
   const float* input = static_cast<const float*>(p.input.data) + tiles.channel * p.input.stride_c;
   float* output = static_cast<float*>(p.output.data) + tiles.channel * p.output.stride_c;
-  const auto start = [&](int n) {
-    if (n >= tiles.count) return;
-    const TileIndex at(p, tiles.channel, tiles.first + n * tiles.step);
-    fill<W>(input + at.item * p.input.stride_b, p.input, p.height, p.width, at.y, at.x,
+  const TileIndex step(p, tiles.channel, tiles.step);
+  TileIndex at(p, tiles.channel, tiles.first), next = at;
+  const auto start = [&] {
+    fill<W>(input + next.item * p.input.stride_b, p.input, p.height, p.width, next.y, next.x,
             p.input_bytes == 16, pixels);
   };
 
+  start();
   load_taps<K>(p.params, tiles.channel, L, weights);
-  start(0);
 #pragma unroll 1
-  for (int n = 0; n < tiles.count; ++n) {
-    const TileIndex at(p, tiles.channel, tiles.first + n * tiles.step);
+  for (int n = 1;; ++n) {
+    at = next;
     wait_for_copies();
     __syncthreads();
     float sum[kPatchRows][kPatchCols];
@@ -120,16 +120,19 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
 #pragma unroll
       for (int u = 0; u < kPatchCols; ++u) sum[r][u] = bias;
     }
-    float low[2][4];
+    float low[2][4] = {};
     base_path<W, float, K>(pixels, weights, sum);
     analyse_pixels<W>(pixels, bands);
     __syncthreads();
-    start(n + 1);
+    if (n < tiles.count) {
+      next.advance(p, step);
+      start();
+    }
     if constexpr (L == 1) {
-      load_coarse<1>(p, at, low);
+      if (p.coarse) load_coarse<1>(p, at, low);
     } else {
-      float coarse[1][L > 2 ? 1 : 2];
-      load_coarse<L>(p, at, coarse);
+      float coarse[1][L > 2 ? 1 : 2] = {};
+      if (p.coarse) load_coarse<L>(p, at, coarse);
       filter_deep_levels<W, K, L>(bands, weights);
       synthesise_deep_levels<W, L>(bands, coarse[0], low);
     }
@@ -139,6 +142,7 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
     float* out =
         output + at.item * p.output.stride_b + y * p.output.stride_y + x * p.output.stride_x;
     store_patch<float>(p, out, p.height - y, p.width - x, sum);
+    if (n >= tiles.count) return;
   }
 }
 

@@ -10,24 +10,26 @@ namespace wtconv::cuda {
 constexpr int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 
 // Where a tile lies in shared memory. Level 0 is the window of x as stored in memory, in elements
-// of kElement bytes; levels 1..L are four bands each, in float32.
+// of kElement bytes; levels 1..L are four bands each, in float32. Band 0 is the low-pass band.
 //
-// G = 0: a tile of a large plane, with a halo of R coefficients at its coarsest level. G > 0: whole
-// planes, G x G to a tile, each in a cell that R rows and columns of zeros part from its
-// neighbours.
+// G = 0: a tile of a large plane, with a halo of R coefficients at its coarsest level and in every
+// band, of more where a low-pass band makes a coarser level. G > 0: whole planes, G x G to a tile,
+// each in a cell that R rows and columns of zeros part from its neighbours.
 template <int kElement, int R, int L, int G = 0>
 struct Window {
   static constexpr bool kPlanes = G > 0;
   static constexpr int kCells = kPlanes ? G : 1;
   static constexpr int kUnit = 16 / kElement;  // elements of one access of level 0
 
-  static constexpr int halo(int level) { return kPlanes ? R : R << (L - level); }
+  static constexpr int halo(int level, int band = 0) {
+    return kPlanes || band > 0 ? R : R << (L - level);
+  }
   static constexpr int own(int level) { return kPatchTile >> level; }
   static constexpr int cell(int level) { return own(level) / kCells; }
   static constexpr int gap_rows() { return kPlanes ? R : 0; }
   static constexpr int gap_cols(int level) { return kPlanes ? round_up(R, unit(level)) : 0; }
-  static constexpr int rows(int level) {
-    return own(level) + 2 * halo(level) + (kCells - 1) * gap_rows();
+  static constexpr int rows(int level, int band = 0) {
+    return own(level) + 2 * halo(level, band) + (kCells - 1) * gap_rows();
   }
   // Elements of one access of a level, and outputs of a thread along x.
   static constexpr int unit(int level) { return level == 0 ? kUnit : 4; }
@@ -35,10 +37,10 @@ struct Window {
 
   // Stored column of the tile's first own column: as far right as the halo needs, such that the
   // inputs of a thread start as close as possible to an aligned address.
-  static constexpr int lead(int level) {
+  static constexpr int lead(int level, int band = 0) {
     if (level == 0) return round_up(halo(0), kUnit);
     const int even = round_up(R, 2);
-    return round_up(halo(level) - even, 4) + even;
+    return round_up(halo(level, band) - even, 4) + even;
   }
   // Distance of the first input of a thread from the aligned address below, and accesses per row.
   static constexpr int shift(int level) { return (lead(level) - R) % unit(level); }
@@ -46,8 +48,8 @@ struct Window {
     return (shift(level) + outputs(level) + 2 * R + unit(level) - 1) / unit(level);
   }
 
-  // Coefficients that are formed: from -first to own + first. Level 1 is formed from four pixels at
-  // once, of which the leftmost may lie beyond the halo.
+  // Low-pass coefficients that are formed: from -first to own + first. Level 1 is formed from four
+  // pixels at once, of which the leftmost may lie beyond the halo.
   static constexpr int first_row(int level) { return kPlanes ? 0 : halo(level); }
   static constexpr int first_col(int level) {
     if (kPlanes || level > 1) return first_row(level);
@@ -58,35 +60,46 @@ struct Window {
     return round_up(first_col(level) + own(level) + first_row(level), level == 1 ? 2 : 1);
   }
 
-  static constexpr int pitch(int level) {
+  // Whether all bands of a level reach as far, and whether one at (row, col) lies within `band`.
+  static constexpr bool uniform(int level) { return halo(level, 0) == halo(level, 1); }
+  static constexpr bool holds(int level, int band, int row, int col) {
+    return unsigned(row + halo(level, band)) < unsigned(rows(level, band)) &&
+           unsigned(col + lead(level, band)) < unsigned(pitch(level, band));
+  }
+
+  static constexpr int pitch(int level, int band = 0) {
     const int gaps = (kCells - 1) * gap_cols(level);
     if (level == 0) return round_up(lead(0) + own(0) + gaps + halo(0), 2 * kUnit);
-    const int read = lead(level) - R - shift(level) + own(level) - 4 + accesses(level) * 4;
-    const int written = lead(level) - first_col(level) + formed_cols(level);
+    const int read = lead(level, band) - R - shift(level) + own(level) - 4 + accesses(level) * 4;
+    const int written = band > 0 ? 0 : lead(level) - first_col(level) + formed_cols(level);
     const int most = round_up(gaps + (read > written ? read : written), 4);
     // Four threads of a row and the four of the row two below touch different banks.
     return level > 1 && most % 16 == 4 ? most + 4 : most;
   }
-  static constexpr int band(int level) { return rows(level) * pitch(level); }
-  // Offset of a level from the end of level 0, in floats.
-  static constexpr int offset(int level) {
-    return level == 1 ? 0 : offset(level - 1) + kSubbands * band(level - 1);
+  static constexpr int size(int level, int band) { return rows(level, band) * pitch(level, band); }
+  // Offset of a band from the end of level 0, in floats.
+  static constexpr int offset(int level, int band = 0) {
+    int at = band > 0 ? size(level, 0) + (band - 1) * size(level, 1) : 0;
+    for (int l = 1; l < level; ++l) at += size(l, 0) + (kSubbands - 1) * size(l, 1);
+    return at;
   }
   static constexpr int kPixelBytes = rows(0) * pitch(0) * kElement;
-  static constexpr int kFloats = offset(L + 1);
+  static constexpr int kFloats = offset(L, kSubbands);
 
   // A float32 patch reads every second piece of 16 bytes: neighbouring pieces change places in the
   // upper half of each 256 bytes, so that the patches of a row touch different banks.
   static constexpr int piece(int q) { return kElement == 4 ? q ^ ((q >> 3) & 1) : q; }
-  static constexpr int stored_row(int level, int row) {
-    return row + halo(level) + (kCells > 1 ? row / cell(level) * gap_rows() : 0);
+  static constexpr int stored_row(int level, int row, int band = 0) {
+    return row + halo(level, band) + (kCells > 1 ? row / cell(level) * gap_rows() : 0);
   }
-  static constexpr int stored_col(int level, int col) {
-    return col + lead(level) + (kCells > 1 ? col / cell(level) * gap_cols(level) : 0);
+  static constexpr int stored_col(int level, int col, int band = 0) {
+    return col + lead(level, band) + (kCells > 1 ? col / cell(level) * gap_cols(level) : 0);
   }
-  // Index of a coefficient in its band; rows and columns count from the tile.
-  static constexpr int stored(int level, int row, int col) {
-    return stored_row(level, row) * pitch(level) + stored_col(level, col);
+  // Index of a coefficient from the end of level 0, in floats. Rows and columns count from the
+  // tile.
+  static constexpr int stored(int level, int band, int row, int col) {
+    return offset(level, band) + stored_row(level, row, band) * pitch(level, band) +
+           stored_col(level, col, band);
   }
   // Index of a pixel that begins `elements` neighbours within one access.
   static constexpr int stored_pixel(int row, int col) {

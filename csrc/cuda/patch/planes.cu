@@ -156,10 +156,7 @@ __global__ void __launch_bounds__(kPatchThreads, PlanesMemory<sizeof(T), K, G>::
         if (level == P::kSmall) {
           analyse_small(
               level, W::pitch(level - 1),
-              [&](int r, int c) {
-                return bands + W::offset(P::kSmall - 1) + W::stored(P::kSmall - 1, 2 * r, 2 * c);
-              },
-              out);
+              [&](int r, int c) { return bands + W::stored(P::kSmall - 1, 0, 2 * r, 2 * c); }, out);
         } else {
           const float* finer = raw + small_offset<P>(level - 1);
           analyse_small(

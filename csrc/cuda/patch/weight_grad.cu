@@ -64,9 +64,8 @@ __device__ __forceinline__ void correlate_band(const float* grad, const float* i
   const int y = lane / 8 * 8, x = lane % 8 * 4;
 #pragma unroll 1
   for (int row = y; row < y + 8; row += 4) {
-    const float* in = input + band * WX::band(1) + WX::stored(1, row, x);
-    const float* g = grad + band * WG::band(1) + WG::stored(1, row, x) -
-                     K / 2 * (WG::pitch(1) + 1) - WG::shift(1);
+    const float* in = input + WX::stored(1, band, row, x);
+    const float* g = grad + WG::stored(1, band, row, x) - K / 2 * (WG::pitch(1) + 1) - WG::shift(1);
     correlate<K, 4, 4>(
         [&](int r, float (&values)[4]) {
           load_inputs<4, 1, 0>(in + r * WX::pitch(1), [](int) { return 0; }, values);
@@ -96,7 +95,7 @@ __device__ __forceinline__ float store_lowpass(const float* bands, const Lowpass
     const int row = i / (W::own(1) / 4), col = i % (W::own(1) / 4) * 4;
     const int item = row / kCell * W::kCells + col / kCell;
     const int y = p.y + row % kCell, x = p.x + col % kCell;
-    const float* from = bands + W::stored(1, row, col);
+    const float* from = bands + W::stored(1, 0, row, col);
     float* to = p.channel + item * p.stride_b + int64_t(y) * p.cols + x;
 #pragma unroll
     for (int u = 0; u < 4; ++u) {
