@@ -156,55 +156,66 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
   if constexpr (G > 0) clear(shared, M::kBytes);
 
   const BlockTiles tiles = BlockTiles::strided(p);
-  const auto tile_at = [&](int n) { return tiles.first + n * tiles.step; };
-  const auto start = [&](int n) {
-    if (n >= tiles.count) return;
+  const TileIndex step(p, tiles.channel, tiles.step);  // planes: as many items
+  TileIndex at(p, tiles.channel, tiles.first), next = at;
+  const auto first_item = [](const TileIndex& tile) {
+    return G > 0 ? tile.item * G * G : tile.item;
+  };
+  const auto start = [&] {
     const auto copy = [&](auto window, const View& v, int bytes, T* pixels) {
       using W = decltype(window);
       const T* origin = static_cast<const T*>(v.data) + tiles.channel * v.stride_c;
+      const int item = first_item(next);
       if constexpr (G > 0) {
-        fill_planes<W>(origin, v, bytes, p.height, p.width, tile_at(n) * G * G, p.batch, pixels);
+        fill_planes<W>(origin, v, bytes, p.height, p.width, item, p.batch, pixels);
       } else {
-        const TileIndex at(p, tiles.channel, tile_at(n));
-        fill<W>(origin + at.item * v.stride_b, v, p.height, p.width, at.y, at.x, bytes == 16,
+        fill<W>(origin + item * v.stride_b, v, p.height, p.width, next.y, next.x, bytes == 16,
                 pixels);
       }
     };
     copy(WG(), p.grad_output, p.grad_bytes, grad);
     copy(WX(), p.input, p.input_bytes, input);
   };
-  const auto lowpass_of = [&](float* low, int tile) {
-    const int rows = (p.height + 1) / 2, cols = (p.width + 1) / 2;
-    LowpassPlanes planes{low, int64_t(p.channels) * rows * cols, rows, cols, 0, 0, 1};
-    int item = tile * G * G;
-    if constexpr (G == 0) {
-      const TileIndex at(p, tiles.channel, tile);
-      item = at.item;
-      planes.y = at.y / 2, planes.x = at.x / 2;
+  const auto go_on = [&] {
+    if constexpr (G > 0) {
+      next.item += tiles.step;  // a tile's planes are whole
     } else {
+      next.advance(p, step);
+    }
+  };
+  const auto lowpass_of = [&](float* low) {
+    const int rows = (p.height + 1) / 2, cols = (p.width + 1) / 2, item = first_item(at);
+    LowpassPlanes planes{low, int64_t(p.channels) * rows * cols, rows, cols, 0, 0, 1};
+    if constexpr (G > 0) {
       planes.items = p.batch - item;
+    } else {
+      planes.y = at.y / 2, planes.x = at.x / 2;
     }
     if (low) planes.channel += (int64_t(item) * p.channels + tiles.channel) * rows * cols;
     return planes;
   };
 
-  start(0);
+  start();
   float base[K * K] = {}, band[K * K] = {}, bias = 0;
 #pragma unroll 1
   for (int part = 0; part < p.parts; ++part) {
 #pragma unroll 1
     for (int n = tiles.count * part / p.parts; n < tiles.count * (part + 1) / p.parts; ++n) {
+      at = next;
       wait_for_copies();
       __syncthreads();
       analyse_pixels<WG>(grad, grad_bands);
       analyse_pixels<WX>(input, input_bands);
       if (p.base_wanted) correlate_pixels<WG, WX, T, K>(grad, input, base);
       __syncthreads();
-      start(n + 1);
+      if (n + 1 < tiles.count) {
+        go_on();
+        start();
+      }
       if (p.level_wanted) correlate_band<WG, WX, K>(grad_bands, input_bands, band);
       if (p.bias_wanted || p.low_grad)
-        bias += store_lowpass<WG>(grad_bands, lowpass_of(p.low_grad, tile_at(n)));
-      if (p.low_input) store_lowpass<WX>(input_bands, lowpass_of(p.low_input, tile_at(n)));
+        bias += store_lowpass<WG>(grad_bands, lowpass_of(p.low_grad));
+      if (p.low_input) store_lowpass<WX>(input_bands, lowpass_of(p.low_input));
     }
     const int64_t index = (int64_t(tiles.channel) * p.splits + tiles.first) * p.parts + part;
     write_partials<K>(base, band, bias, exchange,
