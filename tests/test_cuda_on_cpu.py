@@ -172,6 +172,11 @@ TILES = [
     Forward((1, 1, 65, 72), 7, 2, BF16, 0, 16, coarse=True),
     Forward((1, 1, 70, 72), 9, 1, F16, 0, 16, base=False),
     Forward((1, 1, 33, 35), 9, 2, F16, coarse=True),
+    Forward((1, 2, 131, 136), 5, 3, F16, 0, 16, multiprocessors=2),
+    Forward((2, 1, 67, 75), 5, 3, F16, coarse=True, rotate=True),
+    Forward((1, 1, 130, 200), 3, 3, F16, 0, 16, coarse=True, half_parameters=True),
+    Forward((1, 2, 36, 70), 3, 3, BF16, last=True, rotate=True),
+    Forward((2, 1, 70, 72), 5, 3, BF16, 0, 16, base=False),
 ]
 
 
@@ -341,7 +346,10 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
 
 @pytest.mark.parametrize(
     ("dtype", "levels", "unit", "width"),
-    [(F32, 1, 4, 20), (F32, 2, 1, 21), (F32, 3, 4, 24), (F16, 2, 8, 40), (torch.float64, 1, 2, 6)],
+    [
+        *((F32, 1, 4, 20), (F32, 2, 1, 21), (F32, 3, 4, 24), (F16, 2, 8, 40), (BF16, 3, 8, 40)),
+        (torch.float64, 1, 2, 6),
+    ],
 )
 def test_lowpass_is_the_mean_of_a_block(
     kernels: Emulator, dtype: torch.dtype, levels: int, unit: int, width: int
