@@ -82,7 +82,8 @@ PatchChoice choose_patch(const Problem& p, const Device& device) {
   // Three levels on chip where they are all: the halo of the third costs more than a low-pass pass
   // that also serves the levels past it (8x64x256x256 float32 on an H100: L=3 0.219 against 0.246
   // ms, L=5 0.314 against 0.246).
-  const bool three = p.levels == 3 && p.kernel_size <= kMostForThreeLevels;
+  const bool three = (p.levels == 3 || (p.levels > 3 && p.element_bytes == 2)) &&
+                     p.kernel_size <= kMostForThreeLevels;
   for (int levels = three ? 3 : std::min(p.levels, 2); levels > 0; --levels) {
     if (patch_bytes(p, {levels, 0}) <= device.shared_per_block) return {levels, 0};
   }

@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaShared<K, L>::kBlocks)
   };
   const auto window = [&](int n) { return reinterpret_cast<T*>(shared + n % 2 * S::kWindow); };
 
-  const BlockTiles tiles = BlockTiles::contiguous(p);
+  const BlockTiles tiles = BlockTiles::strided(p);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
   start_window<W, 16, S::kCached>(p.input, p.input_bytes == 16, p, at, window(0));
   read_taps(p.params, tiles.channel, taps);
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaShared<K, L>::kBlocks)
     at = next;
     T* pixels = window(n);
     if (n + 1 < tiles.count) {
-      advance(p, next);
+      next = TileIndex(p, tiles.channel, tiles.first + (n + 1) * tiles.step);
       start_window<W, 16, S::kCached>(p.input, p.input_bytes == 16, p, next, window(n + 1));
     }
     float sum[8][4] = {}, low1[2][4] = {}, low2[2][2] = {}, coarse[8 >> L][2] = {};
