@@ -10,17 +10,21 @@
 // of a row see the coefficients of 4 + 2R columns, at K = 5 exactly the 16 columns of an MMA
 // without a structural zero: as many products as the base path and the bands need apart, and
 // neither coefficients nor their rounding. Level 2 is the same filter without w_0 on the low-pass
-// band LL:
+// band LL1, level 3 on its low-pass band LL2:
 //
-//   copy the window (asynchronous; the next one meanwhile) -> L = 2: LL into shared memory
-//   -> y and the output of level 2 into registers by MMA -> sum -> shared memory -> store
+//   copy the window (asynchronous; the next one meanwhile) -> LL1, LL2 into shared memory by MMA
+//   -> outputs of levels 2 and 3, and y, into registers by MMA -> sum -> shared memory -> store
 //
 // A warp computes 64 x 16 pixels, in products whose 16 rows are one row of each of the eight 8-row
 // cells of the tile, at 8 columns and at the 8 further: three groups of 8 columns of a row of x
-// serve up to 8 products. x is read once with the halo (re-reads hit L1 or L2), y written once. The
-// taps are divided by a power of two per channel and level, so that float16 holds them whatever
-// their size; sums are float32. A value of x that is not finite reaches every output whose products
-// read it: 16 L columns and 2 K L rows, of columns 24 L for K > 5.
+// serve up to 8 products. A lane's pixels lie below coefficients that the same lane computes, so no
+// level meets the next in memory. Level 3 enlarges the window from 80 x 80 to 96 x 96 pixels at
+// K = 5 and adds a tenth of the products.
+//
+// x is read once with the halo (re-reads hit L1 or L2), y written once. The taps are divided by a
+// power of two per channel and level, so that float16 holds them whatever their size; sums are
+// float32. A value of x that is not finite reaches every output whose products read it: 16 L
+// columns and 2 K L rows, of columns 24 L for K > 5.
 #include "../launch.cuh"
 #include "mma.cuh"
 
@@ -67,7 +71,7 @@ __device__ __forceinline__ void filter_pixels(const T* pixels, const uint32_t* f
 // sum[p][2 b + h] += row 4 g + 2 b + p of level 1 of this lane, column t + 4 h of this warp.
 template <class W, class T>
 __device__ __forceinline__ void filter_level1(const T* lowpass, const uint32_t* fragments,
-                                               float (&sum)[2][4]) {
+                                              float (&sum)[2][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const T* cell = lowpass + lane % 8 * W::pitch(1) + W::first_col(1) + warp * kWarpCols / 2;
   // Rows g + 8 of a product are two rows below rows g: in the same cell, or in the next one.
@@ -88,9 +92,9 @@ __device__ __forceinline__ void filter_level1(const T* lowpass, const uint32_t* 
   }
 }
 
-// sum[p][h] += row 2 g + p of level 2 of this lane, column t / 2 + 2 h of this warp. A warp has four
-// columns, which see no more than twelve: rows of both parities are one product. Its other eight
-// rows stay empty, which costs less than an exchange between warps.
+// sum[p][h] += row 2 g + p of level 2 of this lane, column t / 2 + 2 h of this warp. A warp has
+// four columns, which see no more than twelve: rows of both parities are one product. Its other
+// eight rows stay empty, which costs less than an exchange between warps.
 template <class W, class T>
 __device__ __forceinline__ void filter_level2(const T* lowpass, const uint32_t* fragments,
                                               float (&sum)[2][2]) {
@@ -198,6 +202,8 @@ __global__ void __launch_bounds__(kPatchThreads, MmaShared<K, L>::kBlocks)
   };
   const auto window = [&](int n) { return reinterpret_cast<T*>(shared + n % 2 * S::kWindow); };
 
+  // Blocks that run together share the rims of their windows (as in mma_layout.h: L = 1 0.066 ms,
+  // for 0.070 where each takes neighbours in turn, L = 2 0.084 for 0.087, L = 3 0.100 for 0.103).
   const BlockTiles tiles = BlockTiles::strided(p);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
   start_window<W, 16, S::kCached>(p.input, p.input_bytes == 16, p, at, window(0));

@@ -76,11 +76,11 @@ struct MmaShared {
   // Blocks of an sm_90 multiprocessor. More do not help: memory decides.
   static constexpr int kMost = 228 * 1024 / (kTotal + 1024), kWanted = L == 1 ? 4 : 3;
   static constexpr int kBlocks = kMost < kWanted ? kMost : kWanted;
-  // Whether copies go through the L1 cache, where a tile finds what its window shares with the one
-  // before. Worth 10 % where the shared memory of the blocks leaves room for the copies on their
-  // way (8x64x256x256 float16 on an H100, K = 5, L = 1: 0.067 ms for 0.075), costs 19 % where it
-  // does not (L = 2 with four blocks).
-  static constexpr bool kCached = kBlocks * (kTotal + 1024) <= 164 * 1024;
+  // Whether copies go through the L1 cache, where a tile finds what its window shares with one of
+  // another block. Worth 11 % in small windows (8xCxHxW float16 on an H100, mean over C = 32 to 128
+  // and H = 128 to 512, K = 5, L = 1: 0.066 ms for 0.074); larger ones on their way leave no room
+  // for what is shared (L = 2: 0.100 ms for 0.084, L = 3: 0.121 for 0.100).
+  static constexpr bool kCached = W::rows(0) <= 72;
 };
 
 // Where a tile of one operand of the weight-gradient kernel lies in shared memory: x with a halo,
