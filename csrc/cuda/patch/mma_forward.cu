@@ -202,8 +202,8 @@ __global__ void __launch_bounds__(kPatchThreads, MmaShared<K, L>::kBlocks)
   };
   const auto window = [&](int n) { return reinterpret_cast<T*>(shared + n % 2 * S::kWindow); };
 
-  // Blocks that run together share the rims of their windows (as in mma_layout.h: L = 1 0.066 ms,
-  // for 0.070 where each takes neighbours in turn, L = 2 0.084 for 0.087, L = 3 0.100 for 0.103).
+  // Blocks that run together share the rims of their windows (as in mma_layout.h: L = 1 0.066 ms
+  // for 0.070 where each takes neighbours in turn, L = 2 0.084 for 0.087, L = 3 the same).
   const BlockTiles tiles = BlockTiles::strided(p);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
   start_window<W, 16, S::kCached>(p.input, p.input_bytes == 16, p, at, window(0));
