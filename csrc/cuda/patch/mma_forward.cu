@@ -205,6 +205,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaShared<K, L>::kBlocks)
   // Blocks that run together share the rims of their windows (as in mma_layout.h: L = 1 0.066 ms
   // for 0.070 where each takes neighbours in turn, L = 2 0.084 for 0.087, L = 3 the same).
   const BlockTiles tiles = BlockTiles::strided(p);
+  const TileIndex step(p, tiles.channel, tiles.step);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
   start_window<W, 16, S::kCached>(p.input, p.input_bytes == 16, p, at, window(0));
   read_taps(p.params, tiles.channel, taps);
@@ -221,7 +222,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaShared<K, L>::kBlocks)
     at = next;
     T* pixels = window(n);
     if (n + 1 < tiles.count) {
-      next = TileIndex(p, tiles.channel, tiles.first + (n + 1) * tiles.step);
+      advance(p, step, next);
       start_window<W, 16, S::kCached>(p.input, p.input_bytes == 16, p, next, window(n + 1));
     }
     float sum[8][4] = {}, low1[2][4] = {}, low2[2][2] = {}, coarse[8 >> L][2] = {};
