@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+from emulator import Emulator, shared_folder
 from memory import poisoned_memory
 
 import wtconv_ops
@@ -43,6 +44,12 @@ def ops() -> Any:
     if reason is not None:
         pytest.skip(reason)
     return torch.ops.wtconv
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    """The CUDA kernels on the CPU, built once."""
+    return Emulator(shared_folder(tmp_path_factory))
 
 
 @pytest.fixture(params=["cpu", "cuda"])

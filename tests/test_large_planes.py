@@ -79,7 +79,7 @@ def test_gradients_are_the_same_bits_again(device: str, sample: Sample, dtype: t
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("levels", [1, 2])
+@pytest.mark.parametrize("levels", [1, 2, 3])
 def test_infinity_stays_near(device: str, levels: int, dtype: torch.dtype) -> None:
     """An infinite pixel reaches the outputs whose taps, or products on tensor cores, meet it."""
     x, *parameters = Sample(192, 192, levels, kernel_size=5, batch=1).make(device, dtype)

@@ -163,6 +163,47 @@ void check_element() {
   check<kElement, 0, 1, 4>(), check<kElement, 0, 1, 8>();
 }
 
+// A tile on tensor cores: its levels, and what the products of each read.
+template <int K, int L>
+void check_tile() {
+  using W = MmaWindow<K, L>;
+  using S = MmaShared<K, L>;
+  ++windows;
+  for (int l = 0; l < L; ++l) {
+    const auto law = [&](bool holds, const char* what) { expect(holds, what, 2, K / 2, L, 0, l); };
+    const int stored = W::cells(l) * W::cell(l), own = W::own(l);
+    std::vector<bool> taken(stored);
+    for (int row = 0; row < W::rows(l); ++row) {
+      const int slot = W::slot(l, row);
+      law(slot >= 0 && slot < stored && !taken[slot], "two rows share a slot");
+      if (slot < 0 || slot >= stored) return;
+      taken[slot] = true;
+      law(row % 2 == 1 || W::slot(l, row + 1) == slot + W::cells(l), "an odd row is misplaced");
+      if (l == 0) continue;
+      const int finer = slot + slot / W::cells(l) * W::cells(l);
+      law(W::slot(l - 1, 2 * row) == finer, "a coefficient is formed from other rows");
+    }
+    law(l == 0 || stored == W::rows(l), "not every stored row is formed");
+    // Rows of taps above and below two rows of outputs, of which a product has one of each cell.
+    law(W::first_row(l) >= 0 && W::first_row(l) + own + W::kRows - 2 <= W::rows(l),
+        "a product reads outside of the rows");
+    for (int i = 0; i < W::kRows + W::cell(l) - 2; ++i) {
+      for (int g = 0; g < 8; ++g)
+        law(W::slot(l, W::first_row(l) + i + g * W::cell(l)) == W::slot(l, W::first_row(l) + i) + g,
+            "the rows of a product lie apart");
+    }
+    // Columns: 8 outputs and kLead on both sides, at level 2 four outputs.
+    const int last = own + W::kLead, first = W::first_col(l) - W::shift(l);
+    law(first >= 0 && first + W::kLead + last <= W::cols(l), "a product reads past the columns");
+    law(W::first_col(l) % (l == 1 || W::kGroups > 2 ? 8 : 2) == 0, "a row of a product unaligned");
+    law(W::cols(l) % 8 == 0 && W::pitch(l) % 16 == 8, "eight rows share banks");
+    law(W::shift(l) + W::cols(l) <= W::pitch(l), "a row ends past its pitch");
+    law(S::band(l + 1) % 16 == 0 && S::fragments(l) % 16 == 0, "a part of the memory is unaligned");
+  }
+  const bool fit = S::kBlocks * (S::kTotal + 1024) <= 228 * 1024;
+  expect(fit && S::kBlocks > 1, "the blocks do not fit", 2, K / 2, L, 0, 0);
+}
+
 // An operand of the weight-gradient kernel on tensor cores: a product reads 16 rows four apart.
 template <int K, bool kHalo>
 void check_operand() {
@@ -206,6 +247,9 @@ void check_products() {
 int main() {
   check_element<4>();
   check_element<2>();
+  check_tile<3, 1>(), check_tile<3, 2>(), check_tile<3, 3>();
+  check_tile<5, 1>(), check_tile<5, 2>(), check_tile<5, 3>();
+  check_tile<7, 1>(), check_tile<7, 2>(), check_tile<9, 1>(), check_tile<9, 2>();
   check_products<3>(), check_products<5>(), check_products<7>();
   printf("%d windows, %d faults\n", windows, faults);
 }
@@ -283,7 +327,9 @@ def test_every_choice_is_a_legal_launch(driver: Path, device: str) -> None:
             assert 1 <= levels <= most, problem
             if cells == 0:
                 assert longest > TILE or problem.element_bytes == 2, problem
-                assert levels <= 3, problem
+                assert levels <= (3 if problem.kernel_size <= 5 else 2), problem
+                if device == "sm_90" and problem.element_bytes == 2 and most > 1:
+                    assert levels == min(problem.levels, 3 if problem.kernel_size <= 5 else 2)
                 assert tiles == problem.batch * math.ceil(problem.height / TILE) * math.ceil(
                     problem.width / TILE
                 ), problem

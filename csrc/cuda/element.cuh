@@ -40,19 +40,26 @@ __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float v) {
   return __float2bfloat16_rn(v);
 }
 
+// f(T()) for the stored type of a dtype that is known at run time.
+template <class F>
+__device__ __forceinline__ auto with_type(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return f(double());
+    case DType::kFloat16:
+      return f(__half());
+    case DType::kBFloat16:
+      return f(__nv_bfloat16());
+    default:
+      return f(float());
+  }
+}
+
 // Element i of a tensor whose dtype is known at run time.
 template <class A>
 __device__ __forceinline__ A read(const void* data, DType dtype, int64_t i) {
-  switch (dtype) {
-    case DType::kFloat64:
-      return A(static_cast<const double*>(data)[i]);
-    case DType::kFloat16:
-      return A(__half2float(static_cast<const __half*>(data)[i]));
-    case DType::kBFloat16:
-      return A(__bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]));
-    default:
-      return A(static_cast<const float*>(data)[i]);
-  }
+  return with_type(dtype,
+                   [&](auto t) { return widen<A>(static_cast<const decltype(t)*>(data)[i]); });
 }
 
 // Element `linear` of a dense [B, C, rows, cols], counted with the channels fastest or the columns.

@@ -94,7 +94,9 @@ __device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[2]
 template <class T>
 __device__ __forceinline__ uint32_t load_pair(const T* p) {
   uint32_t pair;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(unsigned(__cvta_generic_to_shared(p))));
+  asm volatile("ld.volatile.shared.b32 %0, [%1];"
+               : "=r"(pair)
+               : "r"(unsigned(__cvta_generic_to_shared(p))));
   return pair;
 }
 

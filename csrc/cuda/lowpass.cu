@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(256) lowpass_kernel(const __grid_constant__ Lo
   }
 }
 
-// One or two levels of rows in pieces of 16 bytes: a thread sums a piece over its 2^level rows.
+// Levels of rows in pieces of 16 bytes: a thread sums a piece over its 2^level rows.
 template <class T, int kLevels>
 __global__ void __launch_bounds__(256)
     wide_lowpass_kernel(const __grid_constant__ LowpassLaunch p) {
@@ -75,14 +75,19 @@ int blocks_for(int64_t threads) {
 template <class T>
 const char* launch_wide(const LowpassLaunch& p, cudaStream_t stream) {
   const int64_t threads = p.batch * p.channels * p.rows * (p.width * int(sizeof(T)) / 16);
-  return launch_kernel(p.levels == 1 ? &wide_lowpass_kernel<T, 1> : &wide_lowpass_kernel<T, 2>, p,
-                       blocks_for(threads), kThreads, 0, stream);
+  const auto run = [&](auto kernel) {
+    return launch_kernel(kernel, p, blocks_for(threads), kThreads, 0, stream);
+  };
+  if constexpr (sizeof(T) == 2) {
+    if (p.levels == 3) return run(&wide_lowpass_kernel<T, 3>);
+  }
+  return run(p.levels == 1 ? &wide_lowpass_kernel<T, 1> : &wide_lowpass_kernel<T, 2>);
 }
 
 template <class T, class A>
 const char* launch(const LowpassLaunch& p, cudaStream_t stream) {
   if constexpr (sizeof(A) == 4) {
-    if (p.wide && p.levels <= 2) return launch_wide<T>(p, stream);
+    if (p.wide && sizeof(T) << p.levels <= 16) return launch_wide<T>(p, stream);
   }
   return launch_kernel(&lowpass_kernel<T, A>, p, blocks_for(p.batch * p.channels * p.rows * p.cols),
                        kThreads, 0, stream);

@@ -69,6 +69,7 @@ int main(int count, char**) {
     std::vector<__half> x(kPixels), y(kPixels);
     error = run_forward(DType::kFloat32, 2, a, b);
     if (!error) error = run_forward(DType::kFloat16, 1, x, y);
+    if (!error) error = run_forward(DType::kFloat16, 3, x, y);
     if (!error) error = run_weight_grad(x, y);
   }
   if (error) std::puts(error);

@@ -32,13 +32,13 @@ int patch_bytes(const Problem& p, const PatchChoice& choice) {
   return with_element(p.element_bytes, [&](auto element) {
     if (choice.cells == 0) {
       return with_constant(PatchKernelSizes(), p.kernel_size, [&](auto k) {
-        if constexpr (element() == 2) {
-          return with_constant(MmaLevels(), choice.levels,
-                               [&](auto l) { return MmaShared<k(), l()>::kTotal; });
-        } else {
-          return with_constant(TileLevels(), choice.levels,
-                               [&](auto l) { return ForwardMemory<k(), l()>::kBytes; });
-        }
+        return with_constant(TileLevels(), choice.levels, [&](auto l) {
+          if constexpr (element() == 2) {
+            return MmaShared<k(), l()>::kTotal;
+          } else {
+            return ForwardMemory<k(), l()>::kBytes;
+          }
+        });
       });
     }
     return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
@@ -79,10 +79,12 @@ PatchChoice choose_patch(const Problem& p, const Device& device) {
   const bool tiles = !p.channels_last && shortest > kPatchTile / 2 &&
                      (longest > kPatchTile || p.element_bytes == 2);
   if (!tiles) return longest <= kPatchTile ? choose_planes(p, device) : PatchChoice{0, 0};
-  // Three levels on chip where they are all: the halo of the third costs more than a low-pass pass
-  // that also serves the levels past it (8x64x256x256 float32 on an H100: L=3 0.219 against 0.246
-  // ms, L=5 0.314 against 0.246).
-  const bool three = p.levels == 3 && p.kernel_size <= kMostForThreeLevels && p.element_bytes == 4;
+  // In float32, three levels on chip where they are all: the halo of the third costs more than a
+  // low-pass pass that also serves the levels past it (8x64x256x256 on an H100: L=3 0.219 against
+  // 0.246 ms, L=5 0.314 against 0.246). On tensor cores it costs less (L=3 0.092 against 0.158, L=5
+  // 0.152 against 0.163).
+  const bool three = (p.levels == 3 || (p.levels > 3 && p.element_bytes == 2)) &&
+                     p.kernel_size <= kMostForThreeLevels;
   for (int levels = three ? 3 : std::min(p.levels, 2); levels > 0; --levels) {
     if (patch_bytes(p, {levels, 0}) <= device.shared_per_block) return {levels, 0};
   }

@@ -15,6 +15,14 @@ __device__ __forceinline__ void advance(const Launch& p, TileIndex& at) {
   at.y = 0;
   ++at.item;
 }
+// The tile `step` tiles after `at`, without a division: pixels and planes carry like digits.
+template <class Launch>
+__device__ __forceinline__ void advance(const Launch& p, const TileIndex& step, TileIndex& at) {
+  const int width = p.tiles_x * kPatchTile, height = p.tiles_y * kPatchTile;
+  at.x += step.x, at.y += step.y, at.item += step.item;
+  if (at.x >= width) at.x -= width, at.y += kPatchTile;
+  if (at.y >= height) at.y -= height, ++at.item;
+}
 
 template <class T>
 __device__ __forceinline__ uint32_t pack(float low, float high);
@@ -73,33 +81,106 @@ __device__ __forceinline__ void start_window(const View& view, bool aligned, con
   }
 }
 
-// Reads the taps of a channel, a thread each, and crosses the bands: with S and its adjoint S^T of
-// one level, S^T (w * S x) at a pixel is 1/4 sum_s (+-) w_s x over the pixels of every coefficient,
-// the sign from the parities of both pixels. That is a butterfly of the four taps.
+// 16 rows of 16 columns as the first operand of a product; row(r) points to the first of row r.
+template <bool kAligned, class Row>
+__device__ __forceinline__ void load_rows(Row row, uint32_t (&a)[4]) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (kAligned) {
+    load_matrices(row(lane % 16) + lane / 16 * 8, a);
+  } else {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const auto* p = row(lane / 4 + 8 * h) + lane % 4 * 2;
+      a[h] = load_pair(p), a[2 + h] = load_pair(p + 8);
+    }
+  }
+}
+
+// The low-pass band of level kLevel + 1 from that of kLevel (0: the pixels), `factor` times the sum
+// of four values. Row r comes from rows 2r and 2r + 1, column c from columns 2c and 2c + 1: 16 rows
+// and 8 columns are two products with the matrix that adds neighbouring columns.
+template <class W, int kLevel, class T>
+__device__ __forceinline__ void form_lowpass(const T* fine, float factor, T* lowpass) {
+  constexpr int kNext = kLevel + 1, kCells = W::cells(kNext), kRows = W::cell(kNext) * kCells;
+  constexpr int kColumns = W::cols(kNext) / 8, kProducts = (kRows + 15) / 16 * kColumns;
+  static_assert(W::cells(kLevel) == kCells && W::lead(kLevel) == 2 * W::lead(kNext), "one frame");
+  const int lane = threadIdx.x % 32;
+  const uint32_t add = pack<T>(factor, factor);
+  const uint32_t b0 = lane / 4 == lane % 4 ? add : 0, b1 = lane / 4 == lane % 4 + 4 ? add : 0;
+#pragma unroll 2
+  for (int i = threadIdx.x / 32; i < kProducts; i += kPatchThreads / 32) {
+    const int row = i / kColumns * 16, col = i % kColumns * 8;
+    // Stored row: the finer ones are at twice its position in the cell, and at the next.
+    const auto even = [&](int r) {
+      const int slot = min(row + r, kRows - 1);
+      return fine + (slot + slot / kCells * kCells) * W::pitch(kLevel) + W::shift(kLevel) + 2 * col;
+    };
+    const auto odd = [&](int r) { return even(r) + kCells * W::pitch(kLevel); };
+    uint32_t top[4], bottom[4];
+    load_rows<W::shift(kLevel) % 8 == 0>(even, top);
+    load_rows<W::shift(kLevel) % 8 == 0>(odd, bottom);
+    float sum[4] = {};
+    multiply<T>(sum, top, b0, b1);
+    multiply<T>(sum, bottom, b0, b1);
+    T* to = lowpass + (row + lane / 4) * W::pitch(kNext) + W::shift(kNext) + col + lane % 4 * 2;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (row + lane / 4 + 8 * h < kRows) {
+        *reinterpret_cast<uint32_t*>(to + 8 * h * W::pitch(kNext)) =
+            pack<T>(sum[2 * h], sum[2 * h + 1]);
+      }
+    }
+  }
+}
+
+// Raw taps of a channel times their scales, all bands one after the other.
+template <int K, int L, class P>
+__device__ __forceinline__ void read_scaled(const RawParameters& p, int channel, float* taps) {
+  constexpr int kTaps = K * K, kAll = (1 + kSubbands * L) * kTaps;
+#pragma unroll
+  for (int first = 0; first < kAll; first += kPatchThreads) {
+    const int n = first + threadIdx.x, band = n / kTaps, tap = n % kTaps;
+    if (n >= kAll) break;
+    const int level = (band + kSubbands - 1) / kSubbands;
+    const int64_t group =
+        level == 0 ? channel : kSubbands * int64_t(channel) + (band - 1) % kSubbands;
+    const P *weight = static_cast<const P*>(p.weight[level]),
+            *scale = static_cast<const P*>(p.scale[level]);
+    taps[n] = weight ? widen<float>(scale[group]) *
+                           widen<float>(weight[group * kTaps + (p.rotate ? kTaps - 1 - tap : tap)])
+                     : 0.0f;
+  }
+}
+
+// The taps of a channel, with the bands crossed: with S and its adjoint S^T of one level,
+// S^T (w * S x) at a pixel is 1/4 sum_s (+-) w_s x over the pixels of every coefficient, the sign
+// from the parities of both pixels. That is a butterfly of the four taps.
 template <int K, int L>
 __device__ void read_taps(const RawParameters& p, int channel, ChannelTaps<K, L>& taps) {
   constexpr int kTaps = K * K;
-  static_assert(kTaps <= kPatchThreads, "a thread reads a tap of each band");
-  const int tap = threadIdx.x, from = p.rotate ? kTaps - 1 - tap : tap;
-  const auto scaled = [&](int level, int64_t group) {
-    return p.weight[level] ? read<float>(p.scale[level], p.dtype, group) *
-                                 read<float>(p.weight[level], p.dtype, group * kTaps + from)
-                           : 0.0f;
-  };
+  static_assert(kTaps <= kPatchThreads, "a thread crosses a tap of each level");
+  // All threads read at once: one tap after the other would wait for memory as often (8xCxHxW
+  // float16 on an H100, as in mma_layout.h, K = 5, L = 1: 0.070 ms for 0.073).
+  with_type(p.dtype, [&](auto t) { read_scaled<K, L, decltype(t)>(p, channel, taps.base); });
+  if (threadIdx.x == 0) {
+    taps.bias =
+        p.bias ? read<float>(p.scale[0], p.dtype, channel) * read<float>(p.bias, p.dtype, channel)
+               : 0.0f;
+  }
+  __syncthreads();
+  const int tap = threadIdx.x;
   float largest[L] = {};
   if (tap < kTaps) {
-    taps.base[tap] = scaled(0, channel);
     largest[0] = fabsf(taps.base[tap]);
 #pragma unroll
     for (int l = 0; l < L; ++l) {
-      const int64_t group = kSubbands * int64_t(channel);
       float crossed[4];
-      haar_butterfly<float>(0.5f * scaled(l + 1, group), 0.5f * scaled(l + 1, group + 1),
-                            0.5f * scaled(l + 1, group + 2), 0.5f * scaled(l + 1, group + 3),
-                            crossed);
+      auto& bands = taps.wavelet[l];
+      haar_butterfly<float>(0.5f * bands[0][tap], 0.5f * bands[1][tap], 0.5f * bands[2][tap],
+                            0.5f * bands[3][tap], crossed);
 #pragma unroll
       for (int parity = 0; parity < 4; ++parity) {
-        taps.wavelet[l][parity][tap] = crossed[parity];
+        bands[parity][tap] = crossed[parity];
         largest[l] = fmaxf(largest[l], fabsf(crossed[parity]));
       }
     }
@@ -107,49 +188,56 @@ __device__ void read_taps(const RawParameters& p, int channel, ChannelTaps<K, L>
 #pragma unroll
   for (int l = 0; l < L; ++l)
     taps.largest[l][threadIdx.x / 32] = __reduce_max_sync(~0u, __float_as_uint(largest[l]));
-  if (threadIdx.x == 0) {
-    taps.bias =
-        p.bias ? read<float>(p.scale[0], p.dtype, channel) * read<float>(p.bias, p.dtype, channel)
-               : 0.0f;
-  }
 }
 
-// Polyphase taps of level `kLevel` + 1 (with the base path at level 0) as fragments. Output column
-// n of a product is pixel n; at level 1 it is coefficient 4 (n % 2) + n / 2: then the lane that
-// holds outputs 2t and 2t + 1 holds the coefficients t and t + 4 of the pixels 2t, 2t + 1 and those
-// eight further.
-//
-// The taps are divided by a power of two before they are rounded, so that the largest lie between 1
-// and 4 whatever the weights.
+// Row and pixel of output column n of a product of a level. At level 0 they are pixels 0 to 7 of
+// one row, and a lane holds pixels 2t, 2t + 1 and those eight further. So that it holds what these
+// need of the coarser levels, too, the coefficients of level 1 are t and t + 4, those of level 2
+// t / 2 and t / 2 + 2, of row t % 2.
+struct OutputColumn {
+  int row, pixel;
+};
+template <int kLevel>
+__device__ __forceinline__ OutputColumn output_column(int product, int n) {
+  if (kLevel == 0) return {product, n};
+  if (kLevel == 1) return {product, n % 2 * 4 + n / 2};
+  return {n / 2 % 2, n % 2 * 2 + n / 4};
+}
+
+// Polyphase taps of level `kLevel` + 1 (with the base path at level 0) as fragments. They are
+// divided by a power of two before they are rounded, so that the largest lie between 1 and 4
+// whatever the weights.
 template <class W, class T, int K, int L, int kLevel>
 __device__ void form_fragments(ChannelTaps<K, L>& taps, uint32_t* fragments) {
-  constexpr int kGroups = W::kGroups, R = K / 2;
+  constexpr int kGroups = W::kGroups, kProducts = tap_products(kLevel), R = K / 2;
   uint32_t largest = 0;
 #pragma unroll
   for (int w = 0; w < kPatchThreads / 32; ++w) largest = max(largest, taps.largest[kLevel][w]);
   const int exponent = min(max(int(largest >> 23), 27), 227);  // its inverse is finite, too
   const float inverse = __uint_as_float((254 - exponent) << 23);
   if (threadIdx.x == 0) taps.factor[kLevel] = __uint_as_float(exponent << 23);
-  const int lane = threadIdx.x % 32, n = lane / 4, out = kLevel == 0 ? n : n % 2 * 4 + n / 2;
+  const int lane = threadIdx.x % 32;
 #pragma unroll 2
-  for (int e = threadIdx.x / 32; e < W::kRows * 2 * kGroups; e += kPatchThreads / 32) {
-    const int group = e % kGroups, p = e / kGroups % 2, i = e / (2 * kGroups);
+  for (int e = threadIdx.x / 32; e < W::kRows * kProducts * kGroups; e += kPatchThreads / 32) {
+    const int group = e % kGroups, product = e / kGroups % kProducts, i = e / (kProducts * kGroups);
+    const OutputColumn out = output_column<kLevel>(product, lane / 4);
     float value[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int c = 8 * group + lane % 4 * 2 + h - W::kLead;  // from the outputs' first column
-      const int tap_col = (c >> 1) - (out >> 1) + R, parity = ((i ^ p) & 1) * 2 + ((c ^ out) & 1);
+      const int tap_col = (c >> 1) - (out.pixel >> 1) + R;
+      const int parity = ((i ^ out.row) & 1) * 2 + ((c ^ out.pixel) & 1);
       value[h] = unsigned(tap_col) < unsigned(K)
                      ? taps.wavelet[kLevel][parity][(i >> 1) * K + tap_col]
                      : 0;
       if (kLevel == 0) {
-        const int base_row = i - R - p, base_col = c - out + R;
+        const int base_row = i - R - out.row, base_col = c - out.pixel + R;
         if (unsigned(base_row) < unsigned(K) && unsigned(base_col) < unsigned(K))
           value[h] += taps.base[base_row * K + base_col];
       }
     }
-    uint32_t* to = group < 2 ? fragments + (i * 32 + lane) * 4 + p * 2 + group
-                             : fragments + (W::kRows * 32) * 4 + (i * 32 + lane) * 2 + p;
+    uint32_t* to = group < 2 ? fragments + ((i * 32 + lane) * kProducts + product) * 2 + group
+                             : fragments + (W::kRows * 32) * 4 + (i * 32 + lane) * 2 + product;
     *to = pack<T>(value[0] * inverse, value[1] * inverse);
   }
 }

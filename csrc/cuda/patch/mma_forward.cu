@@ -10,17 +10,21 @@
 // of a row see the coefficients of 4 + 2R columns, at K = 5 exactly the 16 columns of an MMA
 // without a structural zero: as many products as the base path and the bands need apart, and
 // neither coefficients nor their rounding. Level 2 is the same filter without w_0 on the low-pass
-// band LL:
+// band LL1, level 3 on its low-pass band LL2:
 //
-//   copy the window (asynchronous; the next one meanwhile) -> L = 2: LL into shared memory
-//   -> y and the output of level 2 into registers by MMA -> sum -> shared memory -> store
+//   copy the window (asynchronous; the next one meanwhile) -> LL1, LL2 into shared memory by MMA
+//   -> outputs of levels 2 and 3, and y, into registers by MMA -> sum -> shared memory -> store
 //
 // A warp computes 64 x 16 pixels, in products whose 16 rows are one row of each of the eight 8-row
 // cells of the tile, at 8 columns and at the 8 further: three groups of 8 columns of a row of x
-// serve up to 8 products. x is read once with the halo (re-reads hit L1 or L2), y written once. The
-// taps are divided by a power of two per channel and level, so that float16 holds them whatever
-// their size; sums are float32. A value of x that is not finite reaches every output whose products
-// read it: 16 L columns and 2 K L rows, of columns 24 L for K > 5.
+// serve up to 8 products. A lane's pixels lie below coefficients that the same lane computes, so no
+// level meets the next in memory. Level 3 enlarges the window from 80 x 80 to 96 x 96 pixels at
+// K = 5 and adds a tenth of the products.
+//
+// x is read once with the halo (re-reads hit L1 or L2), y written once. The taps are divided by a
+// power of two per channel and level, so that float16 holds them whatever their size; sums are
+// float32. A value of x that is not finite reaches every output whose products read it: 16 L
+// columns and 2 K L rows, of columns 24 L for K > 5.
 #include "../launch.cuh"
 #include "mma.cuh"
 
@@ -29,53 +33,17 @@ namespace {
 
 constexpr int kWarpCols = 16;  // pixels of a warp along x
 
-// LL of level 1, `factor` times the sum of four pixels. Row r comes from rows 2r and 2r + 1 of the
-// window, column c from columns 2c and 2c + 1: 16 rows and 8 columns of LL are two products with
-// the matrix that adds neighbouring columns. The rows of a product are those of equal position in
-// the first eight cells, then those of the other cells.
-template <class W, class T>
-__device__ __forceinline__ void form_lowpass(const T* pixels, float factor, T* lowpass) {
-  constexpr int kCells = W::cells(1), kColumns = W::cols(1) / 8;
-  static_assert(W::cells(0) == kCells, "a cell of level 1 is one of level 0");
-  const int lane = threadIdx.x % 32;
-  const auto slot = [](int row) {
-    const int cell = row < 32 ? row % 8 : min(row / 4, kCells - 1);
-    return (row < 32 ? row / 8 : row % 4) * kCells + cell;
-  };
-  const uint32_t add = pack<T>(factor, factor);
-  const uint32_t b0 = lane / 4 == lane % 4 ? add : 0, b1 = lane / 4 == lane % 4 + 4 ? add : 0;
-#pragma unroll 2
-  for (int i = threadIdx.x / 32; i < 3 * kColumns; i += kPatchThreads / 32) {
-    const int row = i / kColumns * 16, col = i % kColumns * 8;
-    // Stored row of LL; those of x are at twice its position in the cell, and at the next.
-    const int from = slot(row + lane % 16);
-    const T* p = pixels + (from + from / kCells * kCells) * W::pitch(0) + 2 * col + lane / 16 * 8;
-    uint32_t even[4], odd[4];
-    load_matrices(p, even);
-    load_matrices(p + kCells * W::pitch(0), odd);
-    float sum[4] = {};
-    multiply<T>(sum, even, b0, b1);
-    multiply<T>(sum, odd, b0, b1);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      T* to = lowpass + slot(row + 8 * h + lane / 4) * W::pitch(1) + col + lane % 4 * 2;
-      *reinterpret_cast<uint32_t*>(to) = pack<T>(sum[2 * h], sum[2 * h + 1]);
-    }
-  }
-}
-
 // sum[f] += rows f of the cells of this warp's columns: elements 0, 1 of the lane's pixels 2t and
 // 2t + 1, elements 2, 3 of the pixels 8 further.
 template <class W, class T>
 __device__ __forceinline__ void filter_pixels(const T* pixels, const uint32_t* fragments,
                                               float (&sum)[8][4]) {
-  constexpr int kFirst = W::halo(0) - W::kRows / 2 + 1;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const T* corner = pixels + W::lead(0) - W::kLead + warp * kWarpCols;
+  const T* corner = pixels + W::first_col(0) + warp * kWarpCols;
   InputRow<W::kGroups> in[W::kRows + 6];
   // Matrices (g, g + 8) x (first, second group) of a product are groups 0, 1, 1, 2 of a row of x.
   const auto load = [&](int i) {
-    const T* row = corner + W::slot(0, i + kFirst) * W::pitch(0);
+    const T* row = corner + W::slot(0, W::first_row(0) + i) * W::pitch(0);
     if constexpr (W::kGroups == 2) {  // not aligned to 16 bytes
 #pragma unroll
       for (int m = 0; m < 4; ++m)
@@ -100,19 +68,20 @@ __device__ __forceinline__ void filter_pixels(const T* pixels, const uint32_t* f
   }
 }
 
-// sum[p][2 b + h] += row 4 g + 2 b + p of LL of this lane, column t + 4 h of this warp.
+// sum[p][2 b + h] += row 4 g + 2 b + p of level 1 of this lane, column t + 4 h of this warp.
 template <class W, class T>
-__device__ __forceinline__ void filter_lowpass(const T* lowpass, const uint32_t* fragments,
-                                               float (&sum)[2][4]) {
+__device__ __forceinline__ void filter_level1(const T* lowpass, const uint32_t* fragments,
+                                              float (&sum)[2][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const T* cell = lowpass + lane % 8 * W::pitch(1) + W::lead(1) - W::kLead + warp * kWarpCols / 2;
+  const T* cell = lowpass + lane % 8 * W::pitch(1) + W::first_col(1) + warp * kWarpCols / 2;
   // Rows g + 8 of a product are two rows below rows g: in the same cell, or in the next one.
   const int below = lane / 8 % 2;
   const T* from[2] = {cell + below * 2 * W::cells(1) * W::pitch(1),
                       cell + below * (1 - 2 * W::cells(1)) * W::pitch(1)};
 #pragma unroll
   for (int i = 0; i < W::kRows; ++i) {
-    const T* row = from[i % 4 / 2] + W::slot(1, i) * W::pitch(1);
+    const int r = W::first_row(1) + i;
+    const T* row = from[r % 4 / 2] + W::slot(1, r) * W::pitch(1);
     InputRow<W::kGroups> in;
     load_matrices(row + lane / 16 * 8, in.first);
     if constexpr (W::kGroups > 2) load_matrices(row + 16, in.rest);
@@ -120,6 +89,32 @@ __device__ __forceinline__ void filter_lowpass(const T* lowpass, const uint32_t*
     taps.template load<W::kRows>(fragments, i);
 #pragma unroll
     for (int p = 0; p < 2; ++p) taps.template apply<T>(sum[p], in, p);
+  }
+}
+
+// sum[p][h] += row 2 g + p of level 2 of this lane, column t / 2 + 2 h of this warp. A warp has
+// four columns, which see no more than twelve: rows of both parities are one product. Its other
+// eight rows stay empty, which costs less than an exchange between warps.
+template <class W, class T>
+__device__ __forceinline__ void filter_level2(const T* lowpass, const uint32_t* fragments,
+                                              float (&sum)[2][2]) {
+  static_assert(W::kGroups == 2, "the inputs of four columns are twelve");
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
+  const T* cell = lowpass + lane / 4 * W::pitch(2) + W::first_col(2) + warp * kWarpCols / 4 + 2 * t;
+  const int further = 8 - t / 2 * 4;  // no column past the twelfth
+  float product[2][4] = {};
+#pragma unroll
+  for (int i = 0; i < W::kRows; ++i) {
+    const T* row = cell + W::slot(2, W::first_row(2) + i) * W::pitch(2);
+    const uint32_t in[4] = {load_pair(row), 0, load_pair(row + further), 0};
+    const auto taps = reinterpret_cast<const Vector<uint32_t, 2>*>(fragments)[i * 32 + lane];
+    multiply<T>(product[i % 2], in, taps.lane[0], taps.lane[1]);
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float mine = product[0][h] + product[1][h], other = __shfl_xor_sync(~0u, mine, 1);
+    sum[0][h] = t % 2 == 0 ? mine : other;
+    sum[1][h] = t % 2 == 0 ? other : mine;
   }
 }
 
@@ -199,19 +194,25 @@ __global__ void __launch_bounds__(kPatchThreads, MmaShared<K, L>::kBlocks)
   using W = MmaWindow<K, L>;
   using S = MmaShared<K, L>;
   extern __shared__ __align__(16) unsigned char shared[];
-  T* lowpass = reinterpret_cast<T*>(shared + 2 * S::kWindow);
-  T* outputs = lowpass + S::kLowpass / 2;
-  uint32_t* fragments = reinterpret_cast<uint32_t*>(outputs + S::kOutputs / 2);
-  auto& taps = *reinterpret_cast<ChannelTaps<K, L>*>(fragments + L * S::kFragments / 4);
+  T* outputs = reinterpret_cast<T*>(shared + S::kOutputs);
+  auto& taps = *reinterpret_cast<ChannelTaps<K, L>*>(shared + S::kTaps);
+  const auto band = [&](int level) { return reinterpret_cast<T*>(shared + S::band(level)); };
+  const auto fragments = [&](int level) {
+    return reinterpret_cast<uint32_t*>(shared + S::fragments(level));
+  };
   const auto window = [&](int n) { return reinterpret_cast<T*>(shared + n % 2 * S::kWindow); };
 
-  const BlockTiles tiles = BlockTiles::contiguous(p);
+  // Blocks that run together share the rims of their windows (as in mma_layout.h: L = 1 0.066 ms
+  // for 0.070 where each takes neighbours in turn, L = 2 0.084 for 0.087, L = 3 the same).
+  const BlockTiles tiles = BlockTiles::strided(p);
+  const TileIndex step(p, tiles.channel, tiles.step);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
   start_window<W, 16, S::kCached>(p.input, p.input_bytes == 16, p, at, window(0));
   read_taps(p.params, tiles.channel, taps);
   __syncthreads();
-  form_fragments<W, T, K, L, 0>(taps, fragments);
-  if constexpr (L > 1) form_fragments<W, T, K, L, 1>(taps, fragments + S::kFragments / 4);
+  form_fragments<W, T, K, L, 0>(taps, fragments(0));
+  if constexpr (L > 1) form_fragments<W, T, K, L, 1>(taps, fragments(1));
+  if constexpr (L > 2) form_fragments<W, T, K, L, 2>(taps, fragments(2));
 #pragma unroll 1
   for (int n = 0;; ++n) {
     wait_for_copies();
@@ -221,27 +222,34 @@ __global__ void __launch_bounds__(kPatchThreads, MmaShared<K, L>::kBlocks)
     at = next;
     T* pixels = window(n);
     if (n + 1 < tiles.count) {
-      advance(p, next);
+      advance(p, step, next);
       start_window<W, 16, S::kCached>(p.input, p.input_bytes == 16, p, next, window(n + 1));
     }
-    float sum[8][4] = {}, low[2][4] = {}, coarse[8 >> L][2] = {};
+    float sum[8][4] = {}, low1[2][4] = {}, low2[2][2] = {}, coarse[8 >> L][2] = {};
     // Averages cannot overflow; sums of gradients, where rotated, shall not underflow.
-    const float average = p.params.rotate ? 0.5f : 0.25f;
+    const float average = p.params.rotate ? 0.5f : 0.25f, raise = 0.25f / average;
     if constexpr (L > 1) {
       if (p.coarse) load_coarse<L>(p, at, coarse);
-      form_lowpass<W>(pixels, average, lowpass);
+      form_lowpass<W, 0>(pixels, average, band(1));
     }
     __syncthreads();
-    if constexpr (L > 1) filter_lowpass<W>(lowpass, fragments + S::kFragments / 4, low);
-    filter_pixels<W>(pixels, fragments, sum);
+    if constexpr (L > 2) form_lowpass<W, 1>(band(1), average, band(2));
+    if constexpr (L > 1) filter_level1<W>(band(1), fragments(1), low1);
+    if constexpr (L > 2) {
+      __syncthreads();
+      filter_level2<W>(band(2), fragments(2), low2);
+    }
+    filter_pixels<W>(pixels, fragments(0), sum);
     const float bias = taps.bias, factor = taps.factor[0],
-                low_factor = taps.factor[L - 1] * (0.25f / average);
+                factor1 = L > 1 ? raise * taps.factor[L > 1 ? 1 : 0] : 0,
+                factor2 = L > 2 ? raise * raise * taps.factor[L > 2 ? 2 : 0] : 0;
 #pragma unroll
     for (int f = 0; f < 8; ++f) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         float rest = bias;
-        if (L > 1) rest += low_factor * low[f / 2 % 2][f / 4 * 2 + c / 2] + coarse[f >> L][c / 2];
+        if (L > 1) rest += factor1 * low1[f / 2 % 2][f / 4 * 2 + c / 2] + coarse[f >> L][c / 2];
+        if (L > 2) rest += factor2 * low2[f / 4][c / 2];
         sum[f][c] = factor * sum[f][c] + rest;
       }
     }
@@ -262,8 +270,12 @@ const char* launch_mma_forward(const PatchLaunch& p, DType activations, int mult
                                cudaStream_t stream) {
   const auto run = [&](auto t) {
     return with_constant(PatchKernelSizes(), p.kernel_size, [&](auto k) {
-      return with_constant(MmaLevels(), p.levels, [&](auto l) {
-        return launch<decltype(t), k(), l()>(p, multiprocessors, stream);
+      return with_constant(TileLevels(), p.levels, [&](auto l) -> const char* {
+        if constexpr (k() > kMostForThreeLevels && l() == 3) {
+          return "no such patch kernel";
+        } else {
+          return launch<decltype(t), k(), l()>(p, multiprocessors, stream);
+        }
       });
     });
   };

@@ -7,9 +7,10 @@
 
 namespace wtconv::cuda {
 
-// Where a tile lies in shared memory. Level 0 is the window of x as stored in memory; level 1,
-// where L = 2, its low-pass band. Eight rows of pixels (four of level 1) make a cell: the rows of
-// equal position in their cells lie together, so that a product reads neighbouring rows of each.
+// Where a tile lies in shared memory. Level 0 is the window of x as stored in memory; levels 1 to
+// L - 1 are its low-pass bands. Eight rows of pixels (four of level 1, two of level 2) make a cell:
+// the rows of equal position in their cells lie together, so that a product reads neighbouring rows
+// of each.
 template <int K, int L>
 struct MmaWindow {
   static constexpr int kRows = 2 * K;              // rows behind two rows of outputs
@@ -26,14 +27,23 @@ struct MmaWindow {
     return round_up(kLead << (L - 1 - level), level == 0 ? 8 : 4);
   }
   static constexpr int cols(int level) { return own(level) + 2 * lead(level); }
+  // Stored column of the first: the filter of level 1 reads its inputs in pieces of 16 bytes.
+  static constexpr int shift(int level) { return level == 1 ? (lead(1) - kLead) % 8 : 0; }
   // An odd number of pieces: eight neighbouring rows touch different banks.
-  static constexpr int pitch(int level) { return round_up(cols(level) - 8, 16) + 8; }
+  static constexpr int pitch(int level) { return round_up(shift(level) + cols(level) - 8, 16) + 8; }
+  // Row of the window, and stored column, of the first input of the tile's first outputs.
+  static constexpr int first_row(int level) { return halo(level) - K / 2 * 2; }
+  static constexpr int first_col(int level) { return shift(level) + lead(level) - kLead; }
   static constexpr int size(int level) { return cells(level) * cell(level) * pitch(level); }
   // Stored row of row `row` of the window, counted from the halo's first.
   static constexpr int slot(int level, int row) {
     return row % cell(level) * cells(level) + row / cell(level);
   }
 };
+
+// Products that a row of inputs enters at a level: one per row of outputs, but at level 2 both are
+// in one.
+constexpr int tap_products(int level) { return level < 2 ? 2 : 1; }
 
 // Scaled taps of a channel in float32.
 template <int K, int L>
@@ -47,24 +57,30 @@ struct alignas(16) ChannelTaps {
   float bias;
 };
 
-// Shared memory of a block, in bytes: two windows, LL, outputs, the fragments of each level, taps.
+// Shared memory of a block, in bytes: two windows, low-pass bands, outputs, the fragments of each
+// level, taps.
 template <int K, int L>
 struct MmaShared {
   using W = MmaWindow<K, L>;
   static constexpr int kWindow = W::size(0) * 2;
-  static constexpr int kLowpass = L > 1 ? W::size(1) * 2 : 0;
-  static constexpr int kFragments = W::kRows * 32 * W::kGroups * 8;
-  static constexpr int kOutputs = kPatchTile * kPatchTile * 2;
-  static constexpr int kScratch = L * kFragments + int(sizeof(ChannelTaps<K, L>));
-  static constexpr int kTotal = 2 * kWindow + kLowpass + kOutputs + kScratch;
+  static constexpr int band(int level) {
+    return level == 1 ? 2 * kWindow : band(level - 1) + W::size(level - 1) * 2;
+  }
+  static constexpr int kOutputs = band(L);
+  static constexpr int fragments(int level) {
+    if (level == 0) return kOutputs + kPatchTile * kPatchTile * 2;
+    return fragments(level - 1) + tap_products(level - 1) * W::kRows * W::kGroups * 32 * 4;
+  }
+  static constexpr int kTaps = fragments(L);
+  static constexpr int kTotal = kTaps + int(sizeof(ChannelTaps<K, L>));
   // Blocks of an sm_90 multiprocessor. More do not help: memory decides.
   static constexpr int kMost = 228 * 1024 / (kTotal + 1024), kWanted = L == 1 ? 4 : 3;
   static constexpr int kBlocks = kMost < kWanted ? kMost : kWanted;
-  // Whether copies go through the L1 cache, where a tile finds what its window shares with the one
-  // before. Worth 10 % where the shared memory of the blocks leaves room for the copies on their
-  // way (8x64x256x256 float16 on an H100, K = 5, L = 1: 0.067 ms for 0.075), costs 19 % where it
-  // does not (L = 2 with four blocks).
-  static constexpr bool kCached = kBlocks * (kTotal + 1024) <= 164 * 1024;
+  // Whether copies go through the L1 cache, where a tile finds what its window shares with one of
+  // another block. Worth 11 % in small windows (8xCxHxW float16 on an H100, mean over C = 32 to 128
+  // and H = 128 to 512, K = 5, L = 1: 0.066 ms for 0.074); larger ones on their way leave no room
+  // for what is shared (L = 2: 0.100 ms for 0.084, L = 3: 0.121 for 0.100).
+  static constexpr bool kCached = W::rows(0) <= 72;
 };
 
 // Where a tile of one operand of the weight-gradient kernel lies in shared memory: x with a halo,

@@ -22,8 +22,7 @@ using PatchKernelSizes = Constants<3, 5, 7, 9>;  // tiles of large planes
 using PlaneKernelSizes = Constants<3, 5, 7>;     // whole planes, and weight gradients
 using PlaneCells = Constants<1, 2, 4, 8>;
 using GradCells = Constants<0, 1, 2, 4, 8>;  // 0: tiles of large planes, in float32
-using TileLevels = Constants<1, 2, 3>;       // of a tile in float32
-using MmaLevels = Constants<1, 2>;           // of a tile in half types
+using TileLevels = Constants<1, 2, 3>;       // on chip, of a tile
 constexpr int kMostForThreeLevels = 5;       // kernel size: the halo is 8 times its radius
 
 // f(std::integral_constant<int, value>()) of the value among the constants; `value` is one of them.
