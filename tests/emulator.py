@@ -70,9 +70,9 @@ class PatchGradLaunch(Structure):
         ("grad_output", View),
         ("input", View),
         *((name, c_void_p) for name in ("low_grad", "low_input", "partials")),
-        *((name, c_int) for name in ("batch", "channels", "height", "width", "kernel_size")),
-        *((name, c_int) for name in ("tiles_y", "tiles_x", "tiles", "cells")),
-        *((name, c_int) for name in ("grad_bytes", "input_bytes", "splits", "parts")),
+        *((name, c_int) for name in ("batch", "channels", "height", "width")),
+        *((name, c_int) for name in ("kernel_size", "levels", "tiles_y", "tiles_x", "tiles")),
+        *((name, c_int) for name in ("cells", "grad_bytes", "input_bytes", "splits", "parts")),
         *((name, c_bool) for name in ("base_wanted", "level_wanted", "bias_wanted")),
     ]
 

@@ -23,7 +23,7 @@ from wtconv_ops import reference
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 TILE = 64
 FORWARD_TOLERANCE = {F32: 1e-6, F16: 1e-3, BF16: 8e-3}
-#: Parameters are float32, and half types are exact in the sums.
+#: Parameters are float32, and half types are exact in the sums of the first level.
 GRAD_TOLERANCE = 5e-6
 
 
@@ -236,11 +236,13 @@ class Gradient:
     low: bool = True
     base: bool = True
     level: bool = True
+    levels: int = 1
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{dtype}-{size}-k{self.kernel}-G{self.cells}-{self.splits}x{self.parts}"
+        form = f"k{self.kernel}-L{self.levels}-G{self.cells}"
+        return f"{dtype}-{size}-{form}-{self.splits}x{self.parts}"
 
 
 GRADIENTS = [
@@ -263,6 +265,13 @@ GRADIENTS = [
     Gradient((1, 1, 72, 136), 3, BF16, 0, 16, 16, parts=2),
     Gradient((1, 1, 66, 72), 7, F16, 0, 8, 8, base=False),
     Gradient((1, 2, 40, 136), 7, BF16, 0, 16, 16, splits=2),
+    Gradient((1, 1, 72, 80), 5, F16, 0, 16, 16, parts=3, levels=2),
+    Gradient((2, 2, 67, 75), 5, F16, 0, splits=3, parts=2, levels=2),
+    Gradient((2, 1, 65, 80), 5, BF16, 0, 8, 16, splits=2, last=True, low=False, levels=2),
+    Gradient((2, 1, 69, 74), 3, F16, 0, 2, 2, splits=2, levels=2),
+    Gradient((1, 1, 72, 136), 3, BF16, 0, 16, 16, parts=2, levels=2),
+    Gradient((1, 1, 66, 72), 7, F16, 0, 8, 8, base=False, levels=2),
+    Gradient((1, 2, 40, 136), 7, BF16, 0, 16, 16, splits=2, levels=2),
 ]
 
 
@@ -271,13 +280,14 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
     torch.manual_seed(0)
     batch, channels, height, width = case.shape
     size = case.dtype.itemsize
-    params = Parameters(channels, case.kernel, 1, F32, case.base)
+    params = Parameters(channels, case.kernel, case.levels, F32, case.base)
     x = Placed(torch.randn(case.shape) + 0.5, case.dtype, max(1, case.bytes // size))
     unit = max(1, case.grad_bytes // size)
     g = Placed(torch.randn(case.shape) + 0.25, case.dtype, unit, case.last)
-    band = (batch, channels, -(-height // 2), -(-width // 2))
+    step = 2**case.levels
+    band = (batch, channels, -(-height // step), -(-width // step))
     low_input, low_grad = torch.full(band, torch.nan), torch.full(band, torch.nan)
-    sums = 5 * case.kernel**2 + 1
+    sums = (1 + 4 * case.levels) * case.kernel**2 + 1
     partials = torch.full((channels, case.splits * case.parts, sums), torch.nan)
     tiles_y, tiles_x = -(-height // TILE), -(-width // TILE)
     launch = emulator.PatchGradLaunch(
@@ -291,6 +301,7 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
         height=height,
         width=width,
         kernel_size=case.kernel,
+        levels=case.levels,
         cells=case.cells,
         tiles_y=tiles_y,
         tiles_x=tiles_x,
@@ -309,12 +320,12 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
     output = apply(x.tensor.double(), leaves, case.base)
     expected = torch.autograd.grad(output, leaves, g.tensor.double(), allow_unused=True)
     ours = [torch.full(leaf.shape, torch.nan) for leaf in leaves]
-    weight, bias, scale, level_weight, level_scale = (result.data_ptr() for result in ours)
+    weight, bias, scale, *of_levels = (result.data_ptr() for result in ours)
     finish = emulator.FinishLaunch(
         params=params.raw(),
         channels=channels,
         kernel_size=case.kernel,
-        levels=1,
+        levels=case.levels,
         num_partials=partials.shape[1],
         partials=partials.data_ptr(),
         grad_bias=bias if case.base else None,
@@ -322,18 +333,25 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
     if case.base:
         finish.gradients[0] = emulator.LevelGradient(weight, scale)
     if case.level:
-        finish.gradients[1] = emulator.LevelGradient(level_weight, level_scale)
+        for level in range(case.levels):
+            finish.gradients[1 + level] = emulator.LevelGradient(
+                of_levels[level], of_levels[case.levels + level]
+            )
     kernels.run("finish", finish, case.dtype)
-    wanted = [case.base] * 3 + [case.level] * 2
-    for result, exact, want in zip(ours, expected, wanted, strict=True):
+    level_tolerance = [GRAD_TOLERANCE, FORWARD_TOLERANCE[case.dtype]][: case.levels]
+    tolerances = [GRAD_TOLERANCE] * 3 + level_tolerance * 2
+    wanted = [case.base] * 3 + [case.level] * 2 * case.levels
+    for result, exact, want, tolerance in zip(ours, expected, wanted, tolerances, strict=True):
         if want:
             assert exact is not None
-            assert relative_error(result, exact) < GRAD_TOLERANCE
+            assert relative_error(result, exact) < tolerance
         else:
             assert bool(result.isnan().all())
     for low, placed in ((low_input, x), (low_grad, g)):
         if case.low:
-            exact = reference.haar_analysis(placed.tensor.double())[:, :, 0]
+            exact = placed.tensor.double()
+            for _ in range(case.levels):
+                exact = reference.haar_analysis(exact)[:, :, 0]
             assert relative_error(low, exact) < FORWARD_TOLERANCE[F32]
         else:
             assert bool(low.isnan().all())

@@ -40,6 +40,20 @@ __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float v) {
   return __float2bfloat16_rn(v);
 }
 
+// The low-pass coefficient `kLevels` levels down of the pixels at(row, column) of its block. The
+// same bits in every kernel that forms it so.
+template <int kLevels, class At>
+__device__ __forceinline__ float lowpass_of(At at) {
+  constexpr int kSize = 1 << kLevels;
+  float sum = 0;
+#pragma unroll
+  for (int r = 0; r < kSize; ++r) {
+#pragma unroll
+    for (int s = 0; s < kSize; ++s) sum += at(r, s);
+  }
+  return sum / kSize;
+}
+
 // Element i of a tensor whose dtype is known at run time.
 template <class A>
 __device__ __forceinline__ A read(const void* data, DType dtype, int64_t i) {

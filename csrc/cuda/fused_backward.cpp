@@ -88,21 +88,22 @@ class WeightGradient {
     launch.bias_wanted = wants_bias(first_level);
     launch.grad_bytes = access_bytes(grad_output);
     launch.input_bytes = access_bytes(input);
-    const Tensor sums = partials(int64_t(launch.splits) * launch.parts, 1, input.dtype);
+    const int levels = launch.levels = choice.levels;
+    const Tensor sums = partials(int64_t(launch.splits) * launch.parts, levels, input.dtype);
     launch.partials = static_cast<float*>(sums.mutable_data_ptr());
     std::pair<Tensor, Plane> low_grad, low_input;
-    const bool deeper = first_level + 1 < call_.levels() && wants_beyond(first_level + 1);
+    const bool deeper = first_level + levels < call_.levels() && wants_beyond(first_level + levels);
     if (deeper) {
-      low_grad = call_.lowpass(grad_output, 1);
-      low_input = call_.lowpass(input, 1);
+      low_grad = call_.lowpass(grad_output, levels);
+      low_input = call_.lowpass(input, levels);
       launch.low_grad = static_cast<float*>(low_grad.first.mutable_data_ptr());
       launch.low_input = static_cast<float*>(low_input.first.mutable_data_ptr());
     }
     check_launch(choice.cells > 0 || input.dtype == DType::kFloat32
                      ? launch_patch_weight_grad(launch, input.dtype, call_.stream)
                      : launch_mma_weight_grad(launch, input.dtype, call_.stream));
-    finish(sums, first_level, 1, input.dtype);
-    if (deeper) run(low_grad.second, low_input.second, first_level + 1);
+    finish(sums, first_level, levels, input.dtype);
+    if (deeper) run(low_grad.second, low_input.second, first_level + levels);
   }
 
   void run_tiles(const Plane& grad_output, const Plane& input, int first_level,

@@ -53,13 +53,8 @@ __global__ void __launch_bounds__(256)
     Vector<float, kOut> out;
 #pragma unroll
     for (int u = 0; u < kOut; ++u) {
-      float sum = 0;
-#pragma unroll
-      for (int r = 0; r < kSize; ++r) {
-#pragma unroll
-        for (int s = 0; s < kSize; ++s) sum += widen<float>(row[r].lane[u * kSize + s]);
-      }
-      out.lane[u] = sum / kSize;
+      out.lane[u] = lowpass_of<kLevels>(
+          [&](int r, int s) { return widen<float>(row[r].lane[u * kSize + s]); });
     }
     float* to = static_cast<float*>(p.output) +
                 ((at.item * p.channels + at.channel) * p.rows + at.row) * p.cols + at.col * kOut;

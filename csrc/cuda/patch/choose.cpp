@@ -53,7 +53,8 @@ int patch_grad_bytes(const Problem& p, const PatchChoice& choice) {
     return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
       return with_constant(GradCells(), choice.cells, [&](auto g) {
         if constexpr (element() == 2 && g() == 0) {
-          return MmaGradShared<k()>::kTotal;
+          return with_constant(MmaLevels(), choice.levels,
+                               [&](auto l) { return MmaGradShared<k(), l()>::kTotal; });
         } else {
           return GradMemory<element(), k(), g()>::kBytes;
         }
@@ -93,8 +94,12 @@ PatchChoice choose_patch_grad(const Problem& p, const Device& device) {
   if (!is_among(PlaneKernelSizes(), p.kernel_size)) return {0, 0};
   Problem one_level = p;
   one_level.levels = 1;
-  const PatchChoice choice = choose_patch(one_level, device);
-  return patch_grad_bytes(p, choice) <= device.shared_per_block ? choice : PatchChoice{0, 0};
+  PatchChoice choice = choose_patch(one_level, device);
+  if (choice.levels == 0) return choice;
+  const auto fits = [&] { return patch_grad_bytes(p, choice) <= device.shared_per_block; };
+  if (choice.cells == 0 && p.element_bytes == 2) choice.levels = std::min(p.levels, 2);
+  while (choice.levels > 0 && !fits()) --choice.levels;
+  return choice;
 }
 
 // The fewest rounds of tiles, a round being what the slots hold; a block costs about a tile more,

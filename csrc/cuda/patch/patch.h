@@ -54,13 +54,13 @@ struct PatchLaunch {
   bool wide_output;             // accesses of 16 bytes instead of an element
 };
 
-// Weight gradients of the base path and of the first level. A block takes `parts` of the
+// Weight gradients of the base path and of the first levels. A block takes `parts` of the
 // splits * parts pieces into which the tiles of a channel fall.
 struct PatchGradLaunch {
   View grad_output, input;
-  float *low_grad, *low_input;  // low-pass bands [B, C, ceil(H / 2), ceil(W / 2)], or null
-  float* partials;              // [C][splits * parts][5 * taps + 1]
-  int batch, channels, height, width, kernel_size;
+  float *low_grad, *low_input;  // low-pass bands [B, C, ceil(H / 2^levels), ...], or null
+  float* partials;              // [C][splits * parts][(1 + 4 levels) * taps + 1]
+  int batch, channels, height, width, kernel_size, levels;
   int tiles_y, tiles_x, tiles;         // of a plane, and of a channel
   int cells, grad_bytes, input_bytes;  // as above
   int splits, parts;
