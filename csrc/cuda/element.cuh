@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "../common/haar.h"
 #include "../common/limits.h"
 
 namespace wtconv::cuda {
@@ -40,18 +41,20 @@ __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16, float>(float v) {
   return __float2bfloat16_rn(v);
 }
 
-// The low-pass coefficient `kLevels` levels down of the pixels at(row, column) of its block. The
-// same bits in every kernel that forms it so.
-template <int kLevels, class At>
-__device__ __forceinline__ float lowpass_of(At at) {
-  constexpr int kSize = 1 << kLevels;
-  float sum = 0;
-#pragma unroll
-  for (int r = 0; r < kSize; ++r) {
-#pragma unroll
-    for (int s = 0; s < kSize; ++s) sum += at(r, s);
+// The low-pass coefficient `kLevels` levels down of the block of pixels that begins at(row, col).
+// Level by level: the same bits whichever kernel forms it, and from whichever finer band.
+template <int kLevels, class A, class At>
+__device__ __forceinline__ A lowpass_of(At at, int row = 0, int col = 0) {
+  if constexpr (kLevels == 0) {
+    return at(row, col);
+  } else {
+    constexpr int kHalf = 1 << (kLevels - 1);
+    const auto finer = [&](int r, int c) { return lowpass_of<kLevels - 1, A>(at, r, c); };
+    A band[kSubbands];
+    haar_butterfly<A>(finer(row, col), finer(row, col + kHalf), finer(row + kHalf, col),
+                      finer(row + kHalf, col + kHalf), band);
+    return band[0];
   }
-  return sum / kSize;
 }
 
 // Element i of a tensor whose dtype is known at run time.

@@ -1,5 +1,6 @@
 // wtconv::fused_backward on CUDA: the input gradient is the operator with rotated weights and
-// mirrored padding; the weight gradients come from one more pass over grad_output and input.
+// mirrored padding; the weight gradients come from one more pass over grad_output and input, first,
+// because the operator's deep levels take the low-pass band that it leaves.
 #include <torch/csrc/stable/library.h>
 
 #include "../common/gradients.h"
@@ -17,7 +18,7 @@ class WeightGradient {
         out_(out),
         kernel_size_(int(call.params.base_weight.size(2))) {}
 
-  void run(const Plane& grad_output, const Plane& input, int first_level) const {
+  void run(const Plane& grad_output, const Plane& input, int first_level) {
     if (!wants_beyond(first_level)) return;
     const Problem problem = call_.problem(grad_output, first_level, true);
     const PatchChoice choice = choose_patch_grad(problem, device_properties(call_.device));
@@ -27,6 +28,9 @@ class WeightGradient {
       run_tiles(grad_output, input, first_level, problem);
     }
   }
+
+  // Gives `call` the low-pass band of grad_output that was formed on the way.
+  void give_lowpass(Call& call) const { call.low = low_grad_, call.low_levels = low_levels_; }
 
  private:
   bool wants_level(int first_level, int level) const {
@@ -67,7 +71,7 @@ class WeightGradient {
   }
 
   void run_patches(const Plane& grad_output, const Plane& input, int first_level,
-                   const PatchChoice& choice, const Problem& problem) const {
+                   const PatchChoice& choice, const Problem& problem) {
     PatchGradLaunch launch{};
     launch.grad_output = grad_output.view;
     launch.input = input.view;
@@ -103,11 +107,11 @@ class WeightGradient {
                      ? launch_patch_weight_grad(launch, input.dtype, call_.stream)
                      : launch_mma_weight_grad(launch, input.dtype, call_.stream));
     finish(sums, first_level, levels, input.dtype);
-    if (deeper) run(low_grad.second, low_input.second, first_level + levels);
+    if (deeper) run_deeper(low_grad, low_input, first_level, levels);
   }
 
   void run_tiles(const Plane& grad_output, const Plane& input, int first_level,
-                 const Problem& problem) const {
+                 const Problem& problem) {
     const Device& properties = device_properties(call_.device);
     const GradShapes shapes = choose_grad_tile(problem, properties);
     check_shared_memory(shapes.shared_bytes, properties, kernel_size_);
@@ -140,8 +144,13 @@ class WeightGradient {
       finish(sums, first_level, levels, input.dtype);
     }
     if (first_level + levels == call_.levels() || !wants_beyond(first_level + levels)) return;
-    const auto low_grad = call_.form_lowpass(grad_output, levels);
-    const auto low_input = call_.form_lowpass(input, levels);
+    run_deeper(call_.form_lowpass(grad_output, levels), call_.form_lowpass(input, levels),
+               first_level, levels);
+  }
+
+  void run_deeper(const std::pair<Tensor, Plane>& low_grad,
+                  const std::pair<Tensor, Plane>& low_input, int first_level, int levels) {
+    if (first_level == 0) low_grad_ = low_grad, low_levels_ = levels;
     run(low_grad.second, low_input.second, first_level + levels);
   }
 
@@ -149,6 +158,8 @@ class WeightGradient {
   const Wanted& wanted_;
   const Gradients& out_;
   const int kernel_size_;
+  std::pair<Tensor, Plane> low_grad_;
+  int low_levels_ = 0;
 };
 
 Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Tensor& base_weight,
@@ -162,17 +173,21 @@ Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Ten
   const Parameters params = prepare(given);
   const Gradients out = allocate_gradients(input, params, wanted);
   if (input.numel() > 0) {
-    const Call call(params, input);
+    Call call(params, input);
     const int height = int(input.size(2)), width = int(input.size(3));
     const DType dtype = dtype_of(input);
     const Plane grad{input_view(grad_output), dtype, height, width,
                      prefers_channels_last(grad_output)};
     const Plane in{input_view(input), dtype, height, width, prefers_channels_last(input)};
+    if (wanted.any_sum) {
+      WeightGradient sums(call, wanted, out);
+      sums.run(grad, in, 0);
+      sums.give_lowpass(call);
+    }
     if (wanted.input) {
       call.run_operator(grad, {output_view(out.input), dtype, height, width, in.channels_last}, 0,
                         true);
     }
-    if (wanted.any_sum) WeightGradient(call, wanted, out).run(grad, in, 0);
   }
   return out.tuple();
 }

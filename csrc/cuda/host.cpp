@@ -159,6 +159,10 @@ int share_of_batch(const TileLaunch& launch, int multiprocessors) {
 }
 
 std::pair<Tensor, Plane> Call::form_lowpass(const Plane& input, int levels) const {
+  if (levels > kMostLowpassLevels) {
+    const auto finer = form_lowpass(input, kMostLowpassLevels);
+    return form_lowpass(finer.second, levels - kMostLowpassLevels);
+  }
   auto band = lowpass(input, levels);
   check_launch(launch_lowpass({input.view, band.first.mutable_data_ptr(), batch, channels,
                                input.height, input.width, band.second.height, band.second.width,
@@ -169,7 +173,9 @@ std::pair<Tensor, Plane> Call::form_lowpass(const Plane& input, int levels) cons
 
 std::pair<Tensor, Plane> Call::coarse_levels(const Plane& input, int first_level, int levels,
                                              bool adjoint) const {
-  const auto band = form_lowpass(input, levels);
+  const bool at_hand = first_level == 0 && low_levels > 0 && low_levels <= levels;
+  const int left = at_hand ? levels - low_levels : levels;
+  const auto band = left > 0 ? form_lowpass(at_hand ? low.second : input, left) : low;
   auto result = lowpass(input, levels);
   run_operator(band.second, result.second, first_level + levels, adjoint);
   return result;

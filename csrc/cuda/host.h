@@ -59,6 +59,10 @@ struct Call {
   int64_t batch;
   int channels;
   cudaStream_t stream;
+  // A low-pass band of the tensor of the call, where one is at hand. It has the bits of any other
+  // (element.cuh): results do not depend on who formed it.
+  std::pair<Tensor, Plane> low;
+  int low_levels = 0;
 
   Call(const Parameters& params, const Tensor& input);
   int levels() const { return int(params.weights.size()); }

@@ -8,6 +8,9 @@
 
 namespace wtconv::cuda {
 
+using LowpassLevels = Constants<1, 2>;
+constexpr int kMostLowpassLevels = 2;
+
 // input [B, C, height, width] -> output [B, C, rows, cols], dense, accumulator type.
 struct LowpassLaunch {
   View input;

@@ -287,7 +287,7 @@ __device__ __forceinline__ void store_lowpass(const T* pixels, const PatchGradLa
       row[i] = *reinterpret_cast<const Vector<T, kSize>*>(from + i * W::cells(0) * W::pitch(0));
     }
     to[int64_t(r) * cols] =
-        lowpass_of<L>([&](int i, int j) { return widen<float>(row[i].lane[j]); });
+        lowpass_of<L, float>([&](int i, int j) { return widen<float>(row[i].lane[j]); });
   }
 }
 
