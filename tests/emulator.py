@@ -81,12 +81,19 @@ class LevelGradient(Structure):
     _fields_ = [("weight", c_void_p), ("scale", c_void_p)]
 
 
+class LevelSums(Structure):
+    _fields_ = [
+        ("partials", c_void_p),
+        ("count", c_int64),
+        *((name, c_int) for name in ("sums", "first")),
+    ]
+
+
 class FinishLaunch(Structure):
     _fields_ = [
         ("params", RawParameters),
         *((name, c_int) for name in ("channels", "kernel_size", "levels")),
-        ("num_partials", c_int64),
-        ("partials", c_void_p),
+        ("sums", LevelSums * LEVELS),
         ("gradients", LevelGradient * LEVELS),
         ("grad_bias", c_void_p),
     ]

@@ -326,10 +326,11 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
         channels=channels,
         kernel_size=case.kernel,
         levels=case.levels,
-        num_partials=partials.shape[1],
-        partials=partials.data_ptr(),
         grad_bias=bias if case.base else None,
     )
+    for level in range(case.levels + 1):
+        first = (0 if level == 0 else 4 * level - 3) * case.kernel**2
+        finish.sums[level] = emulator.LevelSums(partials.data_ptr(), partials.shape[1], sums, first)
     if case.base:
         finish.gradients[0] = emulator.LevelGradient(weight, scale)
     if case.level:

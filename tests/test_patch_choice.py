@@ -156,7 +156,8 @@ void check_operand() {
     law(row % 2 == 1 || W::slot(kLevel, row + 1) == slot + W::cells(kLevel),
         "an odd row is misplaced");
   }
-  const int first = kHalo ? W::halo(kLevel) - K / 2 * 2 : 0, sets = kHalo ? 2 * K + kCell - 2 : kCell;
+  const int first = kHalo ? W::halo(kLevel) - K / 2 * 2 : 0;
+  const int sets = kHalo ? 2 * K + kCell - 2 : kCell;
   law(first % 2 == 0, "the first row of a product is odd");
   for (int set = first; set < first + sets; ++set) {
     for (int m = 0; m < 16; ++m) {

@@ -3,13 +3,17 @@
 // because the operator's deep levels take the low-pass band that it leaves.
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
+
 #include "../common/gradients.h"
+#include "../common/haar.h"
 #include "host.h"
 
 namespace wtconv::cuda {
 namespace {
 
-// The weight gradients of levels first_level .. (and the base path where that is 0).
+// The weight gradients: partial sums level by level down the low-pass bands, then one launch that
+// adds them.
 class WeightGradient {
  public:
   WeightGradient(const Call& call, const Wanted& wanted, const Gradients& out)
@@ -18,7 +22,17 @@ class WeightGradient {
         out_(out),
         kernel_size_(int(call.params.base_weight.size(2))) {}
 
-  void run(const Plane& grad_output, const Plane& input, int first_level) {
+  void run(const Plane& grad_output, const Plane& input) {
+    add_levels(grad_output, input, 0);
+    finish();
+  }
+
+  // Gives `call` the low-pass band of grad_output that was formed on the way.
+  void give_lowpass(Call& call) const { call.low = low_grad_, call.low_levels = low_levels_; }
+
+ private:
+  // Those of levels first_level .. (and the base path where that is 0).
+  void add_levels(const Plane& grad_output, const Plane& input, int first_level) {
     if (!wants_beyond(first_level)) return;
     const Problem problem = call_.problem(grad_output, first_level, true);
     const PatchChoice choice = choose_patch_grad(problem, device_properties(call_.device));
@@ -29,10 +43,6 @@ class WeightGradient {
     }
   }
 
-  // Gives `call` the low-pass band of grad_output that was formed on the way.
-  void give_lowpass(Call& call) const { call.low = low_grad_, call.low_levels = low_levels_; }
-
- private:
   bool wants_level(int first_level, int level) const {
     return level == 0 ? first_level == 0 && wanted_.level[0] : wanted_.level[first_level + level];
   }
@@ -47,27 +57,34 @@ class WeightGradient {
     return any;
   }
 
-  Tensor partials(int64_t count, int levels, DType dtype) const {
+  // Room for the partial sums of a launch: base path, levels, bias.
+  Tensor partials(int64_t count, int first_level, int levels, DType dtype) {
     const auto scalar = accumulates_in_double(dtype) ? torch::headeronly::ScalarType::Double
                                                      : torch::headeronly::ScalarType::Float;
-    const int64_t sums = (1 + 4 * levels) * kernel_size_ * kernel_size_ + 1;
-    return allocate(call_.like, {call_.channels, count, sums}, scalar);
+    const int taps = kernel_size_ * kernel_size_, sums = (1 + kSubbands * levels) * taps + 1;
+    kept_.push_back(allocate(call_.like, {call_.channels, count, sums}, scalar));
+    for (int l = first_level == 0 ? 0 : 1; l <= levels; ++l) {
+      const int slot = l == 0 ? 0 : 1 + kSubbands * (l - 1);
+      sums_[first_level + l] = {kept_.back().const_data_ptr(), count, sums, slot * taps};
+    }
+    dtype_ = dtype;
+    return kept_.back();
   }
 
-  void finish(const Tensor& partials, int first_level, int levels, DType dtype) const {
-    FinishLaunch launch{};
-    launch.params = call_.parameters(first_level, levels, false);
-    launch.channels = call_.channels;
-    launch.kernel_size = kernel_size_;
-    launch.levels = levels;
-    launch.num_partials = partials.size(1);
-    launch.partials = partials.const_data_ptr();
-    for (int l = first_level == 0 ? 0 : 1; l <= levels; ++l) {
-      launch.gradients[l] = {out_.weight(first_level + l, wanted_),
-                             out_.scale(first_level + l, wanted_)};
+  void finish() const {
+    for (int first = 0; first == 0 || first < call_.levels(); first += kMaxLaunchLevels) {
+      FinishLaunch launch{};
+      launch.levels = std::min(kMaxLaunchLevels, call_.levels() - first);
+      launch.params = call_.parameters(first, launch.levels, false);
+      launch.channels = call_.channels;
+      launch.kernel_size = kernel_size_;
+      for (int l = first == 0 ? 0 : 1; l <= launch.levels; ++l) {
+        launch.sums[l] = sums_[first + l];
+        launch.gradients[l] = {out_.weight(first + l, wanted_), out_.scale(first + l, wanted_)};
+      }
+      launch.grad_bias = first == 0 ? out_.bias(wanted_) : nullptr;
+      check_launch(launch_finish(launch, dtype_, call_.stream));
     }
-    launch.grad_bias = first_level == 0 ? out_.bias(wanted_) : nullptr;
-    check_launch(launch_finish(launch, dtype, call_.stream));
   }
 
   void run_patches(const Plane& grad_output, const Plane& input, int first_level,
@@ -93,7 +110,8 @@ class WeightGradient {
     launch.grad_bytes = access_bytes(grad_output);
     launch.input_bytes = access_bytes(input);
     const int levels = launch.levels = choice.levels;
-    const Tensor sums = partials(int64_t(launch.splits) * launch.parts, levels, input.dtype);
+    const Tensor sums =
+        partials(int64_t(launch.splits) * launch.parts, first_level, levels, input.dtype);
     launch.partials = static_cast<float*>(sums.mutable_data_ptr());
     std::pair<Tensor, Plane> low_grad, low_input;
     const bool deeper = first_level + levels < call_.levels() && wants_beyond(first_level + levels);
@@ -106,7 +124,6 @@ class WeightGradient {
     check_launch(choice.cells > 0 || input.dtype == DType::kFloat32
                      ? launch_patch_weight_grad(launch, input.dtype, call_.stream)
                      : launch_mma_weight_grad(launch, input.dtype, call_.stream));
-    finish(sums, first_level, levels, input.dtype);
     if (deeper) run_deeper(low_grad, low_input, first_level, levels);
   }
 
@@ -138,10 +155,9 @@ class WeightGradient {
     if (any) {
       launch.num_partials = int64_t(tile.tiles_x) * tile.tiles_y *
                             ((tile.batch + tile.batch_per_block - 1) / tile.batch_per_block);
-      const Tensor sums = partials(launch.num_partials, levels, input.dtype);
+      const Tensor sums = partials(launch.num_partials, first_level, levels, input.dtype);
       launch.partials = sums.mutable_data_ptr();
       check_launch(launch_weight_grad(launch, input.dtype, call_.stream));
-      finish(sums, first_level, levels, input.dtype);
     }
     if (first_level + levels == call_.levels() || !wants_beyond(first_level + levels)) return;
     run_deeper(call_.form_lowpass(grad_output, levels), call_.form_lowpass(input, levels),
@@ -151,13 +167,16 @@ class WeightGradient {
   void run_deeper(const std::pair<Tensor, Plane>& low_grad,
                   const std::pair<Tensor, Plane>& low_input, int first_level, int levels) {
     if (first_level == 0) low_grad_ = low_grad, low_levels_ = levels;
-    run(low_grad.second, low_input.second, first_level + levels);
+    add_levels(low_grad.second, low_input.second, first_level + levels);
   }
 
   const Call& call_;
   const Wanted& wanted_;
   const Gradients& out_;
   const int kernel_size_;
+  std::vector<Tensor> kept_;
+  LevelSums sums_[kMaxLevels + 1] = {};
+  DType dtype_ = DType::kFloat32;  // of the activations
   std::pair<Tensor, Plane> low_grad_;
   int low_levels_ = 0;
 };
@@ -181,7 +200,7 @@ Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Ten
     const Plane in{input_view(input), dtype, height, width, prefers_channels_last(input)};
     if (wanted.any_sum) {
       WeightGradient sums(call, wanted, out);
-      sums.run(grad, in, 0);
+      sums.run(grad, in);
       sums.give_lowpass(call);
     }
     if (wanted.input) {

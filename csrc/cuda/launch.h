@@ -33,16 +33,23 @@ struct GradLaunch {
   void* partials;  // [C][num_partials][(1 + 4 levels) * taps + 1], accumulator type
 };
 
+// Partial sums of a level: its taps are those from `first` on of `sums`.
+struct LevelSums {
+  const void* partials;  // [C][count][sums], accumulator type
+  int64_t count;
+  int sums, first;
+};
+
 struct LevelGradient {
   void* weight;
   void* scale;
 };
 
+// The bias is the last of the sums of level 0.
 struct FinishLaunch {
   RawParameters params;
   int channels, kernel_size, levels;
-  int64_t num_partials;
-  const void* partials;
+  LevelSums sums[kMaxLaunchLevels + 1];
   LevelGradient gradients[kMaxLaunchLevels + 1];  // null where not wanted
   void* grad_bias;
 };
