@@ -36,9 +36,18 @@ __global__ void __launch_bounds__(128) finish_kernel(const __grid_constant__ Fin
   const int64_t group = level ? 4 * c + band : c;
   const LevelSums sums = p.sums[level];
   const A* partials = static_cast<const A*>(sums.partials) + c * sums.count * sums.sums;
+  // Loads in groups, which wait together; added one by one.
   const auto total = [&](int n) {
+    constexpr int kLoads = 16;
     double value = 0;
-    for (int64_t i = 0; i < sums.count; ++i) value += double(partials[i * sums.sums + n]);
+    for (int64_t i = 0; i < sums.count; i += kLoads) {
+      A part[kLoads];
+#pragma unroll
+      for (int u = 0; u < kLoads; ++u)
+        part[u] = i + u < sums.count ? partials[(i + u) * sums.sums + n] : A(0);
+#pragma unroll
+      for (int u = 0; u < kLoads; ++u) value += double(part[u]);
+    }
     return value;
   };
   const LevelGradient& out = p.gradients[level];

@@ -103,9 +103,12 @@ template <int K, int L>
 struct MmaGradShared {
   using WX = MmaGradWindow<K, true, L>;
   using WG = MmaGradWindow<K, false, L>;
-  static constexpr int kParities = K <= 5 ? 2 : 1;  // of the rows of grad_output, of a warp
-  static constexpr int kProducts = kParities * (WX::kGroups - 1);  // of a row of taps, of a warp
-  static constexpr int kProduct = 4 * 33;                          // floats
+  // What a warp takes, as its registers hold the sums: rows of grad_output of one parity or both,
+  // rows of the taps of one or both; and the columns that are left to it.
+  static constexpr int kParities = K <= 5 ? 2 : 1, kRows = L == 1 ? 2 : 1;
+  static constexpr int kShares = kPatchThreads / 32 * kParities * kRows / 4;
+  static constexpr int kProducts = kRows * kParities * (WX::kGroups - 1);  // exchanged at once
+  static constexpr int kProduct = 4 * 33;                                  // floats
   static constexpr int kExchange = kPatchThreads / 32 * kProducts * kProduct;
   static constexpr int kFilter = 4 * K * K;  // per parity of both, 2K x 2K
   static constexpr int kInput = WX::size(0) * 2, kWindow = kInput + WG::size(0) * 2;

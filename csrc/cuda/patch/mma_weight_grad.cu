@@ -37,23 +37,30 @@ namespace {
 
 constexpr float kLowScale = 2;  // LL of x is divided by it
 
-// Sums of a thread over tiles, of a level. Product n of a warp has the taps' row 2n or 2n + 1. Of
-// 24 columns x', the last 8 of two such rows are the halves of one product.
-template <int K>
+// Sums of a thread over tiles, of a level. Product n has row 2n or 2n + 1 of the taps. Of 24
+// columns x', the last 8 of two such rows are the halves of one product.
+template <int K, int L>
 struct GradSums {
-  static constexpr bool kRest = MmaGradWindow<K, true, 1>::kGroups > 2;
-  static constexpr int kParities = MmaGradShared<K, 1>::kParities;
-  float first[kParities][K][4];  // x' < 16: elements 0, 1 of row lane / 4; 2, 3 of that + 8
-  float rest[kParities][kRest ? (K + 1) / 2 : 1][4];
+  using S = MmaGradShared<K, L>;
+  static constexpr bool kRest = S::WX::kGroups > 2;
+  float first[S::kRows][S::kParities][K]
+             [4];  // x' < 16: elements 0, 1 of row lane / 4; 2, 3 of that + 8
+  float rest[S::kRows][S::kParities][kRest ? (K + 1) / 2 : 1][4];
 };
 
-// What a warp takes of a tile: rows of the taps of one parity, and either half the columns with the
-// rows y of both parities or, where the sums of both do not fit, all with those of one.
-template <int K>
+// What a warp takes of a tile, of the first of both where it takes both.
+template <int K, int L>
 struct WarpShare {
-  static constexpr bool kBoth = GradSums<K>::kParities == 2;
-  int row = threadIdx.x / 32 % 2, half = kBoth ? threadIdx.x / 64 : 0,
-      parity = kBoth ? 0 : threadIdx.x / 64;
+  using S = MmaGradShared<K, L>;
+  static constexpr int kWarpRows = 2 / S::kRows, kWarpParities = 2 / S::kParities;
+  int row = threadIdx.x / 32 % kWarpRows;
+  int parity = threadIdx.x / 32 / kWarpRows % kWarpParities;
+  int columns = threadIdx.x / 32 / (kWarpRows * kWarpParities);
+
+  // The warp that takes all this.
+  static constexpr int warp(int row, int parity, int columns) {
+    return row % kWarpRows + kWarpRows * (parity % kWarpParities + kWarpParities * columns);
+  }
 };
 
 // LL of both operands, `factor` times the sum of four pixels, by products with the matrix that adds
@@ -96,17 +103,21 @@ __device__ __forceinline__ void form_lowpass(const T* pixels, float factor, T* l
 // Adds the products of a tile at level kLevel + 1, 8 columns at a time; the sums of g to `bias`
 // where it is not null.
 template <int K, int L, int kLevel, class T>
-__device__ __forceinline__ void add_products(const T* input, const T* grad, GradSums<K>& sum,
+__device__ __forceinline__ void add_products(const T* input, const T* grad, GradSums<K, L>& sum,
                                              float (*bias)[4]) {
-  using WX = MmaGradWindow<K, true, L>;
-  using WG = MmaGradWindow<K, false, L>;
-  constexpr int kParities = GradSums<K>::kParities, kPitch = WX::pitch(kLevel);
+  using S = MmaGradShared<K, L>;
+  using WX = typename S::WX;
+  using WG = typename S::WG;
+  constexpr bool kRest = GradSums<K, L>::kRest;
+  constexpr int kPitch = WX::pitch(kLevel), kColumns = WX::own(kLevel) / S::kShares;
   constexpr int kPairs = WX::cell(kLevel) / 2;  // rows f = 2 h + p of the cells, h < kPairs
-  constexpr int kSets = K + kPairs - 1, kOperands = kPairs * kParities;
-  constexpr int kFirst = WX::halo(kLevel) - K / 2 * 2;  // even: a set and the next one lie apart
-  const WarpShare<K> share;
+  constexpr int kSets = K + kPairs - 1, kOperands = kPairs * S::kParities;
+  constexpr int kFirst = WX::halo(kLevel) - K / 2 * 2;  // even
+  // Rows 2 set + row of the taps, row = 0, 1, in shared memory.
   const auto set_at = [](int set) { return WX::slot(kLevel, 2 * set + kFirst) * kPitch; };
-  const int lane = threadIdx.x % 32, column = share.half * WX::own(kLevel) / 2;
+  constexpr int kNextRow = WX::cells(kLevel) * kPitch;
+  const WarpShare<K, L> share;
+  const int lane = threadIdx.x % 32, column = share.columns * kColumns;
   // Matrices of x: rows (m, m + 8) x columns (0, 8); past them rows (m, m + 8) x two sets. Those of
   // grad_output: rows (m, m + 8) x the f of two operands.
   const int x_row = share.row * WX::cells(kLevel) + lane % 8 + lane / 16 * 8, next = lane / 8 % 2;
@@ -114,11 +125,11 @@ __device__ __forceinline__ void add_products(const T* input, const T* grad, Grad
   const T* x_rest[2] = {x + 16 + next * (set_at(1) - set_at(0)),
                         x + 16 + next * (set_at(2) - set_at(1))};
   x += next * 8;
-  constexpr int kSecond = kOperands == 1 ? 0 : kParities == 2 ? 1 : 2;
+  constexpr int kSecond = kOperands == 1 ? 0 : S::kParities == 2 ? 1 : 2;
   const int f = share.parity + lane / 16 * kSecond;
   const T* g = grad + (f * WG::cells(kLevel) + lane % 16) * WG::pitch(kLevel) + column;
 #pragma unroll 1
-  for (int c = 0; c < WX::own(kLevel); c += 8 * kParities) {
+  for (int c = 0; c < kColumns; c += 8) {
     uint32_t out[kOperands][4];  // every second: two operands
 #pragma unroll
     for (int o = 0; o < kOperands; o += 2)
@@ -126,27 +137,32 @@ __device__ __forceinline__ void add_products(const T* input, const T* grad, Grad
     const auto multiply_operand = [&](int o, float (&to)[4], const uint32_t (&a)[4]) {
       multiply<T>(to, a, out[o / 2 * 2][o % 2 * 2], out[o / 2 * 2][o % 2 * 2 + 1]);
     };
-    uint32_t in[kSets][4];
-    load_transposed(x + set_at(0), in[0]);
+    uint32_t in[kSets * S::kRows][4];
+    const auto load = [&](int i) {
+      load_transposed(x + set_at(i / S::kRows) + i % S::kRows * kNextRow, in[i]);
+    };
+    load(0);
 #pragma unroll
-    for (int set = 0; set < kSets; ++set) {
-      if (set + 1 < kSets) load_transposed(x + set_at(set + 1), in[set + 1]);
+    for (int i = 0; i < kSets * S::kRows; ++i) {
+      if (i + 1 < kSets * S::kRows) load(i + 1);
+      const int set = i / S::kRows, row = i % S::kRows;
       uint32_t in_rest[4];
-      if (GradSums<K>::kRest && (kPairs > 1 || set % 2 == 0))
-        load_transposed(x_rest[set % 2] + set_at(set), in_rest);
+      if (kRest && (kPairs > 1 || set % 2 == 0))
+        load_transposed(x_rest[set % 2] + set_at(set) + row * kNextRow, in_rest);
 #pragma unroll
       for (int h = 0; h < kPairs; ++h) {
         const int n = set - h;
         if (n < 0 || n >= K) continue;
 #pragma unroll
-        for (int p = 0; p < kParities; ++p) {
-          multiply_operand(h * kParities + p, sum.first[p][n], in[set]);
-          if (GradSums<K>::kRest && n % 2 == 0)
-            multiply_operand(h * kParities + p, sum.rest[p][n / 2], in_rest);
+        for (int p = 0; p < S::kParities; ++p) {
+          multiply_operand(h * S::kParities + p, sum.first[row][p][n], in[i]);
+          if (kRest && n % 2 == 0)
+            multiply_operand(h * S::kParities + p, sum.rest[row][p][n / 2], in_rest);
         }
       }
     }
-    if (bias) {
+    // Warps that share their columns take turns.
+    if (bias && (S::kRows == 2 || c / 8 % 2 == share.row)) {
       const uint32_t one = pack<T>(1.0f, 1.0f), ones[4] = {one, one, one, one};
 #pragma unroll
       for (int o = 0; o < kOperands; ++o) multiply_operand(o, *bias, ones);
@@ -157,9 +173,8 @@ __device__ __forceinline__ void add_products(const T* input, const T* grad, Grad
 
 // Product `n` of a warp's exchange: [element][lane], each element 33 floats after the one before,
 // so that the diagonals' elements lie in different banks.
-template <int K>
+template <class S>
 __device__ __forceinline__ void exchange_product(const float (&value)[4], float* exchange, int n) {
-  using S = MmaGradShared<K, 1>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float* to = exchange + (warp * S::kProducts + n) * S::kProduct + lane;
 #pragma unroll
@@ -168,21 +183,21 @@ __device__ __forceinline__ void exchange_product(const float (&value)[4], float*
 
 // C_pq[i][j] of all warps, where the exchange holds the products of rows i and i ^ 1 of the taps.
 // Element q of a lane is column 2t + q, which tap j meets in row x' = 2t + j - 2R of the window.
-template <int K>
+template <int K, int L>
 __device__ __forceinline__ float sum_diagonal(const float* exchange, int p, int q, int i, int j) {
-  using S = MmaGradShared<K, 1>;
-  constexpr int kShift = S::WX::kLead - K / 2 * 2, kWarps = kPatchThreads / 32;
+  using S = MmaGradShared<K, L>;
+  constexpr int kShift = S::WX::kLead - K / 2 * 2;
   float sum = 0;
 #pragma unroll
-  for (int w = 0; w < kWarps; w += S::kParities == 2 ? 2 : kWarps) {
-    const int warp = i % 2 + (S::kParities == 2 ? w : 2 * p);
+  for (int columns = 0; columns < S::kShares; ++columns) {
+    const int warp = WarpShare<K, L>::warp(i, p, columns);
     const float* products = exchange + warp * S::kProducts * S::kProduct;
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
-      int row = 2 * t + j + kShift, product = S::kParities == 2 ? p : 0;
+      int row = 2 * t + j + kShift, product = i % S::kRows * S::kParities + p % S::kParities;
       if (S::WX::kGroups > 2 && row >= 16) {
         row += i / 2 % 2 * 8 - 16;
-        product += S::kParities;
+        product += S::kRows * S::kParities;
       }
       sum += products[product * S::kProduct + (row / 8 * 2 + q) * 33 + row % 8 * 4 + t];
     }
@@ -191,26 +206,27 @@ __device__ __forceinline__ float sum_diagonal(const float* exchange, int p, int 
 }
 
 // The gradient of the filter of a level, [p][q][i][j].
-template <int K, int kLevel>
-__device__ __forceinline__ void sum_filter(const GradSums<K>& sum, float* exchanges,
+template <int K, int L, int kLevel>
+__device__ __forceinline__ void sum_filter(const GradSums<K, L>& sum, float* exchanges,
                                            float* filter) {
-  using S = MmaGradShared<K, 1>;
-  constexpr int kSide = 2 * K;
+  using S = MmaGradShared<K, L>;
+  constexpr int kSide = 2 * K, kFirst = S::kRows * S::kParities;
   static_assert(8 * kSide <= kPatchThreads, "a thread sums one diagonal");
   const int id = threadIdx.x, q = id % 2, j = id / 2 % kSide, p = id / (2 * kSide) % 2;
 #pragma unroll
   for (int n = 0; n < K; ++n) {
     float* exchange = exchanges + (kLevel * K + n) % 2 * S::kExchange;
 #pragma unroll
-    for (int parity = 0; parity < S::kParities; ++parity) {
-      exchange_product<K>(sum.first[parity][n], exchange, parity);
-      if constexpr (GradSums<K>::kRest)
-        exchange_product<K>(sum.rest[parity][n / 2], exchange, S::kParities + parity);
+    for (int m = 0; m < kFirst; ++m) {
+      const int row = m / S::kParities, parity = m % S::kParities;
+      exchange_product<S>(sum.first[row][parity][n], exchange, m);
+      if constexpr (GradSums<K, L>::kRest)
+        exchange_product<S>(sum.rest[row][parity][n / 2], exchange, kFirst + m);
     }
     __syncthreads();
     const int i = 2 * n + id / (4 * kSide);
     if (id < 8 * kSide)
-      filter[((p * 2 + q) * kSide + i) * kSide + j] = sum_diagonal<K>(exchange, p, q, i, j);
+      filter[((p * 2 + q) * kSide + i) * kSide + j] = sum_diagonal<K, L>(exchange, p, q, i, j);
   }
 }
 
@@ -242,8 +258,8 @@ __device__ __forceinline__ void write_taps(const float* filter, float scale, flo
 // Partial sums of the block, [slot][tap] rotated by 180 degrees, and the bias. All threads are past
 // their last use of `shared`.
 template <int K, int L>
-__device__ __forceinline__ void write_partials(const GradSums<K> (&sum)[L], const float (&bias)[4],
-                                               float* shared, float* out) {
+__device__ __forceinline__ void write_partials(const GradSums<K, L> (&sum)[L],
+                                               const float (&bias)[4], float* shared, float* out) {
   using S = MmaGradShared<K, L>;
   constexpr int kTaps = K * K, kWarps = kPatchThreads / 32;
   float* filters = shared + 2 * S::kExchange;
@@ -253,8 +269,8 @@ __device__ __forceinline__ void write_partials(const GradSums<K> (&sum)[L], cons
   value += __shfl_xor_sync(~0u, value, 1);
   value += __shfl_xor_sync(~0u, value, 2);
   if (threadIdx.x % 32 == 0) biases[threadIdx.x / 32] = value;
-  sum_filter<K, 0>(sum[0], shared, filters);
-  if constexpr (L > 1) sum_filter<K, 1>(sum[1], shared, filters + 4 * S::kFilter);
+  sum_filter<K, L, 0>(sum[0], shared, filters);
+  if constexpr (L > 1) sum_filter<K, L, 1>(sum[1], shared, filters + 4 * S::kFilter);
   __syncthreads();
   write_taps<K>(filters, 1, out, out + kTaps);
   if constexpr (L > 1)
@@ -313,9 +329,8 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradShared<K, L>::kBlocks)
   int n = 0;
 #pragma unroll 1
   for (int part = 0; part < p.parts; ++part) {
-    GradSums<K> sum[L] = {};
+    GradSums<K, L> sum[L] = {};
     float bias[4] = {};
-    const bool sums_bias = p.bias_wanted && WarpShare<K>().row == 0;
 #pragma unroll 1
     for (const int end = tiles.count * (part + 1) / p.parts; n < end; ++n) {
       wait_for_copies();
@@ -332,7 +347,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradShared<K, L>::kBlocks)
       }
       if (p.low_input) store_lowpass<WX, L>(input(n), p, at, p.low_input);
       if (p.low_grad) store_lowpass<WG, L>(grad(n), p, at, p.low_grad);
-      add_products<K, L, 0>(input(n), grad(n), sum[0], sums_bias ? &bias : nullptr);
+      add_products<K, L, 0>(input(n), grad(n), sum[0], p.bias_wanted ? &bias : nullptr);
       if constexpr (L > 1) {
         __syncthreads();
         add_products<K, L, 1, T>(low_input, low_grad, sum[1], nullptr);
