@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import POINTER, Structure, c_bool, c_char_p, c_int, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,7 +69,7 @@ class PatchGradLaunch(Structure):
     _fields_ = [
         ("grad_output", View),
         ("input", View),
-        *((name, c_void_p) for name in ("low_grad", "low_input", "partials")),
+        *((name, c_void_p) for name in ("low_grad", "low_input", "exact_low_grad", "partials")),
         *((name, c_int) for name in ("batch", "channels", "height", "width")),
         *((name, c_int) for name in ("kernel_size", "levels", "tiles_y", "tiles_x", "tiles")),
         *((name, c_int) for name in ("cells", "grad_bytes", "input_bytes", "splits", "parts")),
@@ -86,6 +86,7 @@ class LevelSums(Structure):
         ("partials", c_void_p),
         ("count", c_int64),
         *((name, c_int) for name in ("sums", "first")),
+        ("scale", c_float),
     ]
 
 

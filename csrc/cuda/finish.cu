@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(128) finish_kernel(const __grid_constant__ Fin
   const double scale = read<double>(p.params.scale[level], p.params.dtype, group);
   if (out.weight || out.scale) {
     for (int t = lane; t < taps; t += 32) {
-      const double grad = total(sums.first + (band + 1) * taps - 1 - t);
+      const double grad = sums.scale * total(sums.first + (band + 1) * taps - 1 - t);
       if (out.weight) write(out.weight, p.params.dtype, group * taps + t, scale * grad);
       product += grad * read<double>(p.params.weight[level], p.params.dtype, group * taps + t);
     }

@@ -65,7 +65,7 @@ class WeightGradient {
     kept_.push_back(allocate(call_.like, {call_.channels, count, sums}, scalar));
     for (int l = first_level == 0 ? 0 : 1; l <= levels; ++l) {
       const int slot = l == 0 ? 0 : 1 + kSubbands * (l - 1);
-      sums_[first_level + l] = {kept_.back().const_data_ptr(), count, sums, slot * taps};
+      sums_[first_level + l] = {kept_.back().const_data_ptr(), count, sums, slot * taps, scale_};
     }
     dtype_ = dtype;
     return kept_.back();
@@ -115,16 +115,25 @@ class WeightGradient {
     launch.partials = static_cast<float*>(sums.mutable_data_ptr());
     std::pair<Tensor, Plane> low_grad, low_input;
     const bool deeper = first_level + levels < call_.levels() && wants_beyond(first_level + levels);
+    const bool tensor_cores = choice.cells == 0 && input.dtype != DType::kFloat32;
     if (deeper) {
-      low_grad = call_.lowpass(grad_output, levels);
-      low_input = call_.lowpass(input, levels);
-      launch.low_grad = static_cast<float*>(low_grad.first.mutable_data_ptr());
-      launch.low_input = static_cast<float*>(low_input.first.mutable_data_ptr());
+      const DType dtype = tensor_cores ? input.dtype : DType::kFloat32;
+      low_grad = call_.lowpass(grad_output, levels, dtype);
+      low_input = call_.lowpass(input, levels, dtype);
+      launch.low_grad = low_grad.first.mutable_data_ptr();
+      launch.low_input = low_input.first.mutable_data_ptr();
+      if (first_level == 0 && wanted_.input) {
+        low_grad_ = tensor_cores ? call_.lowpass(grad_output, levels) : low_grad;
+        low_levels_ = levels;
+        if (tensor_cores)
+          launch.exact_low_grad = static_cast<float*>(low_grad_.first.mutable_data_ptr());
+      }
     }
-    check_launch(choice.cells > 0 || input.dtype == DType::kFloat32
-                     ? launch_patch_weight_grad(launch, input.dtype, call_.stream)
-                     : launch_mma_weight_grad(launch, input.dtype, call_.stream));
-    if (deeper) run_deeper(low_grad, low_input, first_level, levels);
+    check_launch(tensor_cores ? launch_mma_weight_grad(launch, input.dtype, call_.stream)
+                              : launch_patch_weight_grad(launch, input.dtype, call_.stream));
+    if (!deeper) return;
+    if (tensor_cores) scale_ *= 1 << levels;
+    add_levels(low_grad.second, low_input.second, first_level + levels);
   }
 
   void run_tiles(const Plane& grad_output, const Plane& input, int first_level,
@@ -160,12 +169,8 @@ class WeightGradient {
       check_launch(launch_weight_grad(launch, input.dtype, call_.stream));
     }
     if (first_level + levels == call_.levels() || !wants_beyond(first_level + levels)) return;
-    run_deeper(call_.form_lowpass(grad_output, levels), call_.form_lowpass(input, levels),
-               first_level, levels);
-  }
-
-  void run_deeper(const std::pair<Tensor, Plane>& low_grad,
-                  const std::pair<Tensor, Plane>& low_input, int first_level, int levels) {
+    const auto low_grad = call_.form_lowpass(grad_output, levels);
+    const auto low_input = call_.form_lowpass(input, levels);
     if (first_level == 0) low_grad_ = low_grad, low_levels_ = levels;
     add_levels(low_grad.second, low_input.second, first_level + levels);
   }
@@ -177,6 +182,7 @@ class WeightGradient {
   std::vector<Tensor> kept_;
   LevelSums sums_[kMaxLevels + 1] = {};
   DType dtype_ = DType::kFloat32;  // of the activations
+  float scale_ = 1;                // that the input of the next levels was divided by
   std::pair<Tensor, Plane> low_grad_;
   int low_levels_ = 0;
 };

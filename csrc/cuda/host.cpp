@@ -107,15 +107,19 @@ Problem Call::problem(const Plane& input, int first_level, bool adjoint) const {
           adjoint};
 }
 
-std::pair<Tensor, Plane> Call::lowpass(const Plane& input, int levels) const {
-  const bool in_double = accumulates_in_double(input.dtype);
+std::pair<Tensor, Plane> Call::lowpass(const Plane& input, int levels, DType dtype) const {
+  using torch::headeronly::ScalarType;
+  constexpr ScalarType kTypes[kNumDTypes] = {ScalarType::Float, ScalarType::Double,
+                                             ScalarType::Half, ScalarType::BFloat16};
   const int unit = 1 << levels, rows = (input.height + unit - 1) / unit,
             cols = (input.width + unit - 1) / unit;
-  const auto scalar =
-      in_double ? torch::headeronly::ScalarType::Double : torch::headeronly::ScalarType::Float;
-  const Tensor band = allocate(like, {batch, channels, rows, cols}, scalar);
-  return {band,
-          {output_view(band), in_double ? DType::kFloat64 : DType::kFloat32, rows, cols, false}};
+  const Tensor band = allocate(like, {batch, channels, rows, cols}, kTypes[int(dtype)]);
+  return {band, {output_view(band), dtype, rows, cols, false}};
+}
+
+std::pair<Tensor, Plane> Call::lowpass(const Plane& input, int levels) const {
+  return lowpass(input, levels,
+                 accumulates_in_double(input.dtype) ? DType::kFloat64 : DType::kFloat32);
 }
 
 RawParameters Call::parameters(int first_level, int levels, bool adjoint) const {

@@ -74,7 +74,9 @@ struct Call {
   // The launch of levels first_level .. of `input`, without its shape.
   TileLaunch describe(const Plane& input, int first_level, const TileShape& shape,
                       bool adjoint) const;
-  // Room for the low-pass band `levels` levels down, accumulator type; and the band.
+  // Room for the low-pass band `levels` levels down, of a dtype or of the accumulator type; and the
+  // band.
+  std::pair<Tensor, Plane> lowpass(const Plane& input, int levels, DType dtype) const;
   std::pair<Tensor, Plane> lowpass(const Plane& input, int levels) const;
   std::pair<Tensor, Plane> form_lowpass(const Plane& input, int levels) const;
   // The reconstruction of the levels past the first `levels`, at the size of their low-pass band.

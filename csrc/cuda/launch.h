@@ -33,11 +33,12 @@ struct GradLaunch {
   void* partials;  // [C][num_partials][(1 + 4 levels) * taps + 1], accumulator type
 };
 
-// Partial sums of a level: its taps are those from `first` on of `sums`.
+// Partial sums of a level: its taps are those from `first` on of `sums`, divided by `scale`.
 struct LevelSums {
   const void* partials;  // [C][count][sums], accumulator type
   int64_t count;
   int sums, first;
+  float scale;
 };
 
 struct LevelGradient {

@@ -282,16 +282,19 @@ __device__ __forceinline__ void write_partials(const GradSums<K, L> (&sum)[L],
   out[(1 + L * kSubbands) * kTaps] = total;
 }
 
-// The tile's own coefficients of the low-pass band L levels down to dense planes.
+// The tile's own coefficients of the low-pass band L levels down to dense planes, times `factor` in
+// the type of the pixels, and in float32 where `exact` is not null.
 template <class W, int L, class T>
 __device__ __forceinline__ void store_lowpass(const T* pixels, const PatchGradLaunch& p,
-                                              const TileIndex& at, float* low) {
+                                              const TileIndex& at, float factor, void* low,
+                                              float* exact) {
   constexpr int kSide = kPatchTile >> L, kSize = 1 << L, kStep = kPatchThreads / kSide;
   static_assert(W::halo(0) % kSize == 0, "the rows of a coefficient lie in one cell");
   const int rows = (p.height + kSize - 1) / kSize, cols = (p.width + kSize - 1) / kSize;
   const int first = threadIdx.x / kSide, col = threadIdx.x % kSide, x = (at.x >> L) + col;
   if (x >= cols) return;
-  float* to = low + ((int64_t(at.item) * p.channels + at.channel) * rows + (at.y >> L)) * cols + x;
+  const int64_t corner =
+      ((int64_t(at.item) * p.channels + at.channel) * rows + (at.y >> L)) * cols + x;
   const int last = min(kSide, rows - (at.y >> L));
 #pragma unroll 2
   for (int r = first; r < last; r += kStep) {
@@ -299,11 +302,12 @@ __device__ __forceinline__ void store_lowpass(const T* pixels, const PatchGradLa
         pixels + W::slot(0, (r << L) + W::halo(0)) * W::pitch(0) + W::lead(0) + col * kSize;
     Vector<T, kSize> row[kSize];
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) {
+    for (int i = 0; i < kSize; ++i)
       row[i] = *reinterpret_cast<const Vector<T, kSize>*>(from + i * W::cells(0) * W::pitch(0));
-    }
-    to[int64_t(r) * cols] =
+    const float value =
         lowpass_of<L, float>([&](int i, int j) { return widen<float>(row[i].lane[j]); });
+    static_cast<T*>(low)[corner + r * cols] = narrow<T>(factor * value);
+    if (exact) exact[corner + r * cols] = value;
   }
 }
 
@@ -341,12 +345,12 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradShared<K, L>::kBlocks)
         start(n + 1);
       }
       if constexpr (L > 1) {
-        // Averages of x cannot overflow; sums of gradients shall not underflow.
         form_lowpass<WX>(input(n), 0.5f / kLowScale, low_input);
         form_lowpass<WG>(grad(n), 0.5f, low_grad);
       }
-      if (p.low_input) store_lowpass<WX, L>(input(n), p, at, p.low_input);
-      if (p.low_grad) store_lowpass<WG, L>(grad(n), p, at, p.low_grad);
+      // Averages of x cannot overflow; sums of gradients shall not underflow.
+      if (p.low_input) store_lowpass<WX, L>(input(n), p, at, 1.0f / (1 << L), p.low_input, nullptr);
+      if (p.low_grad) store_lowpass<WG, L>(grad(n), p, at, 1, p.low_grad, p.exact_low_grad);
       add_products<K, L, 0>(input(n), grad(n), sum[0], p.bias_wanted ? &bias : nullptr);
       if constexpr (L > 1) {
         __syncthreads();

@@ -58,8 +58,11 @@ struct PatchLaunch {
 // splits * parts pieces into which the tiles of a channel fall.
 struct PatchGradLaunch {
   View grad_output, input;
-  float *low_grad, *low_input;  // low-pass bands [B, C, ceil(H / 2^levels), ...], or null
-  float* partials;              // [C][splits * parts][(1 + 4 levels) * taps + 1]
+  // Low-pass bands [B, C, ceil(H / 2^levels), ...], or null: float32; on tensor cores in the type
+  // of the tensors, that of the input divided by 2^levels.
+  void *low_grad, *low_input;
+  float* exact_low_grad;  // that of grad_output in float32, on tensor cores, or null
+  float* partials;        // [C][splits * parts][(1 + 4 levels) * taps + 1]
   int batch, channels, height, width, kernel_size, levels;
   int tiles_y, tiles_x, tiles;         // of a plane, and of a channel
   int cells, grad_bytes, input_bytes;  // as above

@@ -174,9 +174,10 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
     copy(WG(), p.grad_output, p.grad_bytes, grad);
     copy(WX(), p.input, p.input_bytes, input);
   };
-  const auto lowpass_of = [&](float* low, int tile) {
+  const auto lowpass_of = [&](void* low, int tile) {
     const int rows = (p.height + 1) / 2, cols = (p.width + 1) / 2;
-    LowpassPlanes planes{low, int64_t(p.channels) * rows * cols, rows, cols, 0, 0, 1};
+    LowpassPlanes planes{
+        static_cast<float*>(low), int64_t(p.channels) * rows * cols, rows, cols, 0, 0, 1};
     int item = tile * G * G;
     if constexpr (G == 0) {
       const TileIndex at(p, tiles.channel, tile);
