@@ -304,6 +304,15 @@ def test_every_choice_is_a_legal_launch(driver: Path, device: str) -> None:
     assert taken > len(problems) / 8
 
 
+def test_one_round_of_nearly_empty_tiles_takes_weight_gradients(driver: Path) -> None:
+    device = DEVICES["sm_90"]
+    few, many = (Problem(8, c, 8, 8, 5, 1, 4, 4, 0) for c in (device[0], device[0] + 1))
+    lines = [f"{' '.join(map(str, astuple(p)))} {' '.join(map(str, device))}" for p in (few, many)]
+    done = subprocess.run([driver], input="\n".join(lines) + "\n", capture_output=True, text=True)
+    choices = [Choice(*map(int, line.split())) for line in done.stdout.splitlines()]
+    assert [(choice.levels, choice.grad_cells) for choice in choices] == [(0, 8), (0, 0)]
+
+
 def test_threads_read_and_write_where_the_layout_says(tmp_path: Path) -> None:
     program = build(tmp_path, LAYOUTS)
     done = subprocess.run([program], capture_output=True, text=True, timeout=120)

@@ -50,6 +50,11 @@ class WeightGradient {
     return first_level == 0 &&
            (wanted_.base_bias || (wanted_.base_scale && call_.params.base_bias));
   }
+  // Whether the input gradient has levels past those that its first launch takes.
+  bool operator_needs_lowpass(const Problem& problem) const {
+    return wanted_.input &&
+           choose_patch(problem, device_properties(call_.device)).levels < call_.levels();
+  }
   // Whether anything is wanted of the base path or of levels past first_level.
   bool wants_beyond(int first_level) const {
     bool any = wants_bias(first_level) || wants_level(first_level, 0);
@@ -122,7 +127,7 @@ class WeightGradient {
       low_input = call_.lowpass(input, levels, dtype);
       launch.low_grad = low_grad.first.mutable_data_ptr();
       launch.low_input = low_input.first.mutable_data_ptr();
-      if (first_level == 0 && wanted_.input) {
+      if (first_level == 0 && operator_needs_lowpass(problem)) {
         low_grad_ = tensor_cores ? call_.lowpass(grad_output, levels) : low_grad;
         low_levels_ = levels;
         if (tensor_cores)
