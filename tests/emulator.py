@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import POINTER, Structure, c_bool, c_char_p, c_int, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,10 +69,10 @@ class PatchGradLaunch(Structure):
     _fields_ = [
         ("grad_output", View),
         ("input", View),
-        *((name, c_void_p) for name in ("low_grad", "low_input", "partials")),
-        *((name, c_int) for name in ("batch", "channels", "height", "width", "kernel_size")),
-        *((name, c_int) for name in ("tiles_y", "tiles_x", "tiles", "cells")),
-        *((name, c_int) for name in ("grad_bytes", "input_bytes", "splits", "parts")),
+        *((name, c_void_p) for name in ("low_grad", "low_input", "exact_low_grad", "partials")),
+        *((name, c_int) for name in ("batch", "channels", "height", "width")),
+        *((name, c_int) for name in ("kernel_size", "levels", "tiles_y", "tiles_x", "tiles")),
+        *((name, c_int) for name in ("cells", "grad_bytes", "input_bytes", "splits", "parts")),
         *((name, c_bool) for name in ("base_wanted", "level_wanted", "bias_wanted")),
     ]
 
@@ -81,12 +81,20 @@ class LevelGradient(Structure):
     _fields_ = [("weight", c_void_p), ("scale", c_void_p)]
 
 
+class LevelSums(Structure):
+    _fields_ = [
+        ("partials", c_void_p),
+        ("count", c_int64),
+        *((name, c_int) for name in ("sums", "first")),
+        ("scale", c_float),
+    ]
+
+
 class FinishLaunch(Structure):
     _fields_ = [
         ("params", RawParameters),
         *((name, c_int) for name in ("channels", "kernel_size", "levels")),
-        ("num_partials", c_int64),
-        ("partials", c_void_p),
+        ("sums", LevelSums * LEVELS),
         ("gradients", LevelGradient * LEVELS),
         ("grad_bias", c_void_p),
     ]

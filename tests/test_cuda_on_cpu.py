@@ -14,15 +14,12 @@ import torch
 from budget import relative_error
 from emulator import DTYPES, Emulator, View
 from torch import Tensor
-from torch.nn import functional as F
 
 from wtconv_ops import reference
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 TILE = 64
 FORWARD_TOLERANCE = {F32: 1e-6, F16: 1e-3, BF16: 8e-3}
-#: Parameters are float32, and half types are exact in the sums.
-GRAD_TOLERANCE = 5e-6
 
 
 class Placed:
@@ -244,142 +241,3 @@ def test_infinity_reaches_few_columns_on_tensor_cores(
         assert not bool(torch.isfinite(y[0, 0, row, col]))
         y[0, 0, max(0, row - rows) : row + rows + 1, max(0, col - cols) : col + cols + 1] = 0
         assert bool(torch.isfinite(y).all())
-
-
-@dataclass(frozen=True)
-class Gradient:
-    shape: tuple[int, int, int, int]
-    kernel: int
-    dtype: torch.dtype
-    cells: int = 0
-    bytes: int = 0  # of an access to the input
-    grad_bytes: int = 0
-    splits: int = 1
-    parts: int = 1
-    last: bool = False
-    low: bool = True
-    base: bool = True
-    level: bool = True
-
-    def __str__(self) -> str:
-        size = "x".join(map(str, self.shape))
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"{dtype}-{size}-k{self.kernel}-G{self.cells}-{self.splits}x{self.parts}"
-
-
-GRADIENTS = [
-    Gradient((65, 1, 7, 7), 5, F32, 8),
-    Gradient((130, 2, 8, 8), 3, F32, 8, 16, 8, splits=2),
-    Gradient((66, 2, 7, 8), 7, F16, 8, 16, 2),
-    Gradient((17, 2, 14, 14), 5, F32, 4, 8, 4, splits=2, last=True),
-    Gradient((20, 1, 13, 16), 3, BF16, 4, 8, 16, parts=2),
-    Gradient((5, 1, 28, 28), 5, F32, 2, 16, 16, low=False),
-    Gradient((5, 2, 25, 31), 7, F16, 2),
-    Gradient((2, 1, 56, 56), 5, F32, 1, 16, 16, parts=2, base=False),
-    Gradient((2, 1, 61, 36), 3, F16, 1, 8, 4, level=False),
-    Gradient((1, 1, 72, 80), 5, F32, 0, 16, 16, parts=3),
-    Gradient((2, 2, 67, 75), 3, F32, 0, splits=3, parts=2),
-    Gradient((1, 1, 130, 68), 7, F32, 0, 16, 4, splits=2, last=True),
-    Gradient((1, 1, 72, 80), 5, F16, 0, 16, 16, parts=3),
-    Gradient((2, 2, 67, 75), 5, F16, 0, splits=3, parts=2),
-    Gradient((2, 1, 65, 80), 5, BF16, 0, 8, 16, splits=2, last=True, low=False),
-    Gradient((2, 1, 67, 75), 3, F16, 0, 2, 2, splits=2),
-    Gradient((1, 1, 72, 136), 3, BF16, 0, 16, 16, parts=2),
-    Gradient((1, 1, 66, 72), 7, F16, 0, 8, 8, base=False),
-    Gradient((1, 2, 40, 136), 7, BF16, 0, 16, 16, splits=2),
-]
-
-
-@pytest.mark.parametrize("case", GRADIENTS, ids=str)
-def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> None:
-    torch.manual_seed(0)
-    batch, channels, height, width = case.shape
-    size = case.dtype.itemsize
-    params = Parameters(channels, case.kernel, 1, F32, case.base)
-    x = Placed(torch.randn(case.shape) + 0.5, case.dtype, max(1, case.bytes // size))
-    unit = max(1, case.grad_bytes // size)
-    g = Placed(torch.randn(case.shape) + 0.25, case.dtype, unit, case.last)
-    band = (batch, channels, -(-height // 2), -(-width // 2))
-    low_input, low_grad = torch.full(band, torch.nan), torch.full(band, torch.nan)
-    sums = 5 * case.kernel**2 + 1
-    partials = torch.full((channels, case.splits * case.parts, sums), torch.nan)
-    tiles_y, tiles_x = -(-height // TILE), -(-width // TILE)
-    launch = emulator.PatchGradLaunch(
-        input=View.of(x.tensor),
-        grad_output=View.of(g.tensor),
-        low_grad=low_grad.data_ptr() if case.low else None,
-        low_input=low_input.data_ptr() if case.low else None,
-        partials=partials.data_ptr(),
-        batch=batch,
-        channels=channels,
-        height=height,
-        width=width,
-        kernel_size=case.kernel,
-        cells=case.cells,
-        tiles_y=tiles_y,
-        tiles_x=tiles_x,
-        tiles=-(-batch // case.cells**2) if case.cells else batch * tiles_y * tiles_x,
-        input_bytes=max(case.bytes, size),
-        grad_bytes=max(1 if case.last else case.grad_bytes, size),
-        splits=case.splits,
-        parts=case.parts,
-        base_wanted=case.base,
-        level_wanted=case.level,
-        bias_wanted=case.base,
-    )
-    kernels.run("weight_grad", launch, case.dtype)
-
-    leaves = params.leaves()
-    output = apply(x.tensor.double(), leaves, case.base)
-    expected = torch.autograd.grad(output, leaves, g.tensor.double(), allow_unused=True)
-    ours = [torch.full(leaf.shape, torch.nan) for leaf in leaves]
-    weight, bias, scale, level_weight, level_scale = (result.data_ptr() for result in ours)
-    finish = emulator.FinishLaunch(
-        params=params.raw(),
-        channels=channels,
-        kernel_size=case.kernel,
-        levels=1,
-        num_partials=partials.shape[1],
-        partials=partials.data_ptr(),
-        grad_bias=bias if case.base else None,
-    )
-    if case.base:
-        finish.gradients[0] = emulator.LevelGradient(weight, scale)
-    if case.level:
-        finish.gradients[1] = emulator.LevelGradient(level_weight, level_scale)
-    kernels.run("finish", finish, case.dtype)
-    wanted = [case.base] * 3 + [case.level] * 2
-    for result, exact, want in zip(ours, expected, wanted, strict=True):
-        if want:
-            assert exact is not None
-            assert relative_error(result, exact) < GRAD_TOLERANCE
-        else:
-            assert bool(result.isnan().all())
-    for low, placed in ((low_input, x), (low_grad, g)):
-        if case.low:
-            exact = reference.haar_analysis(placed.tensor.double())[:, :, 0]
-            assert relative_error(low, exact) < FORWARD_TOLERANCE[F32]
-        else:
-            assert bool(low.isnan().all())
-
-
-@pytest.mark.parametrize(
-    ("dtype", "levels", "unit", "width"),
-    [
-        *((F32, 1, 4, 20), (F32, 2, 1, 21), (F32, 3, 4, 24), (F16, 2, 8, 40), (BF16, 3, 8, 40)),
-        (torch.float64, 1, 2, 6),
-    ],
-)
-def test_lowpass_is_the_mean_of_a_block(
-    kernels: Emulator, dtype: torch.dtype, levels: int, unit: int, width: int
-) -> None:
-    torch.manual_seed(0)
-    x = Placed(torch.randn(2, 3, 19, width), dtype, unit)
-    rows, cols = -(-19 // 2**levels), -(-width // 2**levels)
-    accumulator = torch.float64 if dtype == torch.float64 else F32
-    low = torch.full((2, 3, rows, cols), torch.nan, dtype=accumulator)
-    launch = emulator.LowpassLaunch(View.of(x.tensor), low.data_ptr(), 2, 3, 19, width, rows, cols)
-    launch.levels, launch.wide = levels, unit * dtype.itemsize == 16
-    kernels.run("lowpass", launch, dtype)
-    padded = F.pad(x.tensor.double(), (0, cols * 2**levels - width, 0, rows * 2**levels - 19))
-    assert relative_error(low, F.avg_pool2d(padded, 2**levels) * 2**levels) < 1e-6

@@ -32,6 +32,7 @@ TILES = [
     Sample(72, 80, 2, kernel_size=7, channels=1),
     Sample(130, 67, 3, kernel_size=5, channels=1),
     Sample(133, 72, 4, kernel_size=5, batch=1),
+    Sample(133, 144, 5, kernel_size=5, channels=1),
     Sample(96, 136, 2, kernel_size=9, channels=1, batch=1),
     Sample(70, 128, 5, batch=1),
     Sample(64, 65, 2, kernel_size=5, batch=3, bias=False),
@@ -76,6 +77,25 @@ def test_gradients_are_the_same_bits_again(device: str, sample: Sample, dtype: t
     first = gradients()
     for _ in range(49 if device == "cuda" else 4):
         assert all(torch.equal(a, b) for a, b in zip(first, gradients(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sample", [TILES[2], TILES[3], TILES[4]], ids=str)
+def test_gradients_do_not_depend_on_what_else_is_wanted(
+    device: str, sample: Sample, dtype: torch.dtype
+) -> None:
+    """The input gradient takes a band that the weight gradients leave, where they are wanted."""
+    arguments = with_grad(sample).make(device, dtype)
+    grad_output = torch.randn(sample.input_shape, device=device).to(dtype)
+    count = 4 + 2 * sample.levels
+
+    def gradients(mask: list[bool]) -> list[torch.Tensor]:
+        return list(torch.ops.wtconv.fused_backward(grad_output, *arguments, mask))
+
+    everything = gradients([True] * count)
+    assert torch.equal(gradients([True] + [False] * (count - 1))[0], everything[0])
+    weights = gradients([False] + [True] * (count - 1))
+    assert all(torch.equal(a, b) for a, b in zip(weights[1:], everything[1:], strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

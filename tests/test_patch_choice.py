@@ -204,44 +204,63 @@ void check_tile() {
   expect(fit && S::kBlocks > 1, "the blocks do not fit", 2, K / 2, L, 0, 0);
 }
 
-// An operand of the weight-gradient kernel on tensor cores: a product reads 16 rows four apart.
-template <int K, bool kHalo>
+// An operand of the weight-gradient kernel on tensor cores: a product reads 16 rows of a level, one
+// of each cell.
+template <int K, bool kHalo, int L, int kLevel>
 void check_operand() {
-  using W = MmaGradWindow<K, kHalo>;
+  using W = MmaGradWindow<K, kHalo, L>;
+  constexpr int kCell = W::cell(kLevel), kRows = W::rows(kLevel), kPitch = W::pitch(kLevel);
   ++windows;
-  const auto law = [&](bool holds, const char* what) { expect(holds, what, 2, K / 2, 1, 0, 0); };
-  std::vector<bool> taken(W::rows());
-  for (int row = 0; row < W::rows(); ++row) {
-    const int slot = W::slot(0, row);
-    law(slot >= 0 && slot < W::rows() && !taken[slot], "two rows share a slot");
-    if (slot < 0 || slot >= W::rows()) return;
+  const auto law = [&](bool holds, const char* what) {
+    expect(holds, what, 2, K / 2, L, 0, kLevel);
+  };
+  std::vector<bool> taken(kRows);
+  for (int row = 0; row < kRows; ++row) {
+    const int slot = W::slot(kLevel, row);
+    law(slot >= 0 && slot < kRows && !taken[slot], "two rows share a slot");
+    if (slot < 0 || slot >= kRows) return;
     taken[slot] = true;
-    law(row % 2 == 1 || W::slot(0, row + 1) == slot + W::cells(), "an odd row is misplaced");
+    law(row % 2 == 1 || W::slot(kLevel, row + 1) == slot + W::cells(kLevel),
+        "an odd row is misplaced");
   }
-  for (int set = 0; set < (kHalo ? 2 * K + 2 : 4); ++set) {
-    for (int m = 0; m < 16; ++m)
-      law(W::slot(0, set + 4 * m) == W::slot(0, set) + m, "the rows of a product lie apart");
+  const int first = kHalo ? W::halo(kLevel) - K / 2 * 2 : 0;
+  const int sets = kHalo ? 2 * K + kCell - 2 : kCell;
+  law(first % 2 == 0, "the first row of a product is odd");
+  for (int set = first; set < first + sets; ++set) {
+    for (int m = 0; m < 16; ++m) {
+      law(set + kCell * m < kRows, "a product reads past the window");
+      law(W::slot(kLevel, set + kCell * m) == W::slot(kLevel, set) + m,
+          "the rows of a product lie apart");
+    }
   }
-  law(!kHalo || 2 * K + 1 + 4 * 15 < W::rows(), "a product reads past the window");
-  law(W::pitch() % 16 == 8 && W::pitch() >= W::cols(), "eight rows share banks");
-  law(!kHalo || kPatchTile - 8 + 8 * W::kGroups <= W::cols(), "a product reads past its row");
-  law(W::cols() % (W::kPiece / 2) == 0 && (kPatchTile - W::lead()) * 2 % W::kPiece == 0,
+  law(kPitch % 16 == 8 && kPitch >= W::cols(kLevel), "eight rows share banks");
+  const int left = kHalo ? W::lead(kLevel) - W::kLead : 0;
+  law(left >= 0 && left % 8 == 0, "a product is not aligned");
+  law(!kHalo || left + W::own(kLevel) - 8 + 8 * W::kGroups <= W::cols(kLevel),
+      "a product reads past its row");
+  law(W::cols(0) % (W::kPiece / 2) == 0 && (kPatchTile - W::lead(0)) * 2 % W::kPiece == 0,
       "a piece is not aligned");
+  if constexpr (kLevel > 0) {
+    law(W::cells(1) == W::cells(0), "a cell of LL is not one of the window");
+    law(2 * W::halo(1) == W::halo(0), "LL needs rows that the window lacks");
+    law(W::lead(0) / 2 >= W::lead(1), "LL needs columns that the window lacks");
+  }
 }
 
 // Every tap of every pixel of 8 columns is an element of a product.
-template <int K>
+template <int K, int L>
 void check_products() {
-  using S = MmaGradShared<K>;
-  check_operand<K, true>(), check_operand<K, false>();
+  using S = MmaGradShared<K, L>;
+  check_operand<K, true, L, 0>(), check_operand<K, false, L, 0>();
+  if constexpr (L > 1) check_operand<K, true, L, 1>(), check_operand<K, false, L, 1>();
   for (int pixel = 0; pixel < 8; ++pixel) {
     for (int j = 0; j < 2 * K; ++j) {
-      const int column = pixel / 2 * 2 + j - S::WX::halo() + S::WX::lead();
+      const int column = pixel / 2 * 2 + j - K / 2 * 2 + S::WX::kLead;
       expect(column >= 0 && column < 8 * S::WX::kGroups, "a tap lies outside the product", 2, K / 2,
-             1, 0, 0);
+             L, 0, 0);
     }
   }
-  expect(S::kBlocks * (S::kTotal + 1024) <= 228 * 1024, "the blocks do not fit", 2, K / 2, 1, 0, 0);
+  expect(S::kBlocks * (S::kTotal + 1024) <= 228 * 1024, "the blocks do not fit", 2, K / 2, L, 0, 0);
 }
 
 int main() {
@@ -250,7 +269,8 @@ int main() {
   check_tile<3, 1>(), check_tile<3, 2>(), check_tile<3, 3>();
   check_tile<5, 1>(), check_tile<5, 2>(), check_tile<5, 3>();
   check_tile<7, 1>(), check_tile<7, 2>(), check_tile<9, 1>(), check_tile<9, 2>();
-  check_products<3>(), check_products<5>(), check_products<7>();
+  check_products<3, 1>(), check_products<5, 1>(), check_products<7, 1>();
+  check_products<3, 2>(), check_products<5, 2>(), check_products<7, 2>();
   printf("%d windows, %d faults\n", windows, faults);
 }
 """
@@ -316,9 +336,17 @@ def test_every_choice_is_a_legal_launch(driver: Path, device: str) -> None:
         taken += choice.levels > 0
         longest = max(problem.height, problem.width)
         unrolled = problem.kernel_size in (3, 5, 7, 9) and problem.accumulator_bytes == 4
+        tensor_cores = problem.element_bytes == 2 and choice.grad_cells == 0
+        most_grad = min(problem.levels, 2) if tensor_cores else 1
         for levels, cells, shared_bytes, tiles, most in (
             (choice.levels, choice.cells, choice.shared_bytes, choice.tiles, problem.levels),
-            (choice.grad_levels, choice.grad_cells, choice.grad_bytes, choice.grad_tiles, 1),
+            (
+                choice.grad_levels,
+                choice.grad_cells,
+                choice.grad_bytes,
+                choice.grad_tiles,
+                most_grad,
+            ),
         ):
             if levels == 0:
                 continue
@@ -329,7 +357,7 @@ def test_every_choice_is_a_legal_launch(driver: Path, device: str) -> None:
                 assert longest > TILE or problem.element_bytes == 2, problem
                 assert levels <= (3 if problem.kernel_size <= 5 else 2), problem
                 if device == "sm_90" and problem.element_bytes == 2 and most > 1:
-                    assert levels == min(problem.levels, 3 if problem.kernel_size <= 5 else 2)
+                    assert levels == min(most, 3 if problem.kernel_size <= 5 else 2)
                 assert tiles == problem.batch * math.ceil(problem.height / TILE) * math.ceil(
                     problem.width / TILE
                 ), problem
@@ -339,12 +367,22 @@ def test_every_choice_is_a_legal_launch(driver: Path, device: str) -> None:
                 assert cells << levels <= TILE, problem  # the coarsest cell is not empty
                 assert tiles == math.ceil(problem.batch / cells**2), problem
         if choice.grad_levels:
+            assert choice.grad_levels == most_grad, problem
             assert 1 <= choice.splits <= choice.grad_tiles, problem
             if problem.element_bytes == 2 and choice.grad_cells == 0:
                 assert 3 * (choice.grad_bytes + 1024) <= DEVICES["sm_90"][2], problem
             tiles_of_part = math.ceil(choice.grad_tiles / choice.splits) / choice.parts
             assert 0 < tiles_of_part <= 16, problem
     assert taken > len(problems) / 8
+
+
+def test_one_round_of_nearly_empty_tiles_takes_weight_gradients(driver: Path) -> None:
+    device = DEVICES["sm_90"]
+    few, many = (Problem(8, c, 8, 8, 5, 1, 4, 4, 0) for c in (device[0], device[0] + 1))
+    lines = [f"{' '.join(map(str, astuple(p)))} {' '.join(map(str, device))}" for p in (few, many)]
+    done = subprocess.run([driver], input="\n".join(lines) + "\n", capture_output=True, text=True)
+    choices = [Choice(*map(int, line.split())) for line in done.stdout.splitlines()]
+    assert [(choice.levels, choice.grad_cells) for choice in choices] == [(0, 8), (0, 0)]
 
 
 def test_threads_read_and_write_where_the_layout_says(tmp_path: Path) -> None:

@@ -55,6 +55,26 @@ __device__ __forceinline__ auto with_type(DType dtype, F f) {
   }
 }
 
+// The sum over the block of 2^kLevels x 2^kLevels pixels that begins at(row, col), level by level.
+template <int kLevels, class A, class At>
+__device__ __forceinline__ A block_sum(At at, int row, int col) {
+  if constexpr (kLevels == 0) {
+    return at(row, col);
+  } else {
+    constexpr int kHalf = 1 << (kLevels - 1);
+    const auto finer = [&](int r, int c) { return block_sum<kLevels - 1, A>(at, r, c); };
+    return (finer(row, col) + finer(row, col + kHalf)) +
+           (finer(row + kHalf, col) + finer(row + kHalf, col + kHalf));
+  }
+}
+
+// The low-pass coefficient `kLevels` levels down of a block of pixels: the bits of the butterfly's
+// LL, whose halves are exact, whichever kernel forms it and from whichever finer band.
+template <int kLevels, class A, class At>
+__device__ __forceinline__ A lowpass_of(At at) {
+  return block_sum<kLevels, A>(at, 0, 0) * (A(1) / (1 << kLevels));
+}
+
 // Element i of a tensor whose dtype is known at run time.
 template <class A>
 __device__ __forceinline__ A read(const void* data, DType dtype, int64_t i) {

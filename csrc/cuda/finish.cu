@@ -1,6 +1,6 @@
-// The gradients of weights, scales and bias from the partial sums of the weight-gradient kernels: a
-// weight's partial sums are added in a fixed order in float64, then eq. foldgrad of the paper.
-// Bitwise repeatable, no atomics.
+// The gradients of weights, scales and bias of all levels from the partial sums of the
+// weight-gradient kernels: a weight's partial sums are added in a fixed order in float64, then eq.
+// foldgrad of the paper. Bitwise repeatable, no atomics.
 #include "../common/haar.h"
 #include "element.cuh"
 #include "launch.cuh"
@@ -32,12 +32,22 @@ __global__ void __launch_bounds__(128) finish_kernel(const __grid_constant__ Fin
   if (warp >= int64_t(p.channels) * slots) return;
   const int64_t c = warp / slots;
   const int slot = int(warp % slots), level = (slot + 3) / 4, taps = p.kernel_size * p.kernel_size;
-  const int sums = slots * taps + 1;
-  const int64_t group = level ? 4 * c + (slot - 1) % 4 : c;
-  const A* partials = static_cast<const A*>(p.partials) + c * p.num_partials * sums;
+  const int band = level ? (slot - 1) % 4 : 0;
+  const int64_t group = level ? 4 * c + band : c;
+  const LevelSums sums = p.sums[level];
+  const A* partials = static_cast<const A*>(sums.partials) + c * sums.count * sums.sums;
+  // Loads in groups, which wait together; added one by one.
   const auto total = [&](int n) {
+    constexpr int kLoads = 16;
     double value = 0;
-    for (int64_t i = 0; i < p.num_partials; ++i) value += double(partials[i * sums + n]);
+    for (int64_t i = 0; i < sums.count; i += kLoads) {
+      A part[kLoads];
+#pragma unroll
+      for (int u = 0; u < kLoads; ++u)
+        part[u] = i + u < sums.count ? partials[(i + u) * sums.sums + n] : A(0);
+#pragma unroll
+      for (int u = 0; u < kLoads; ++u) value += double(part[u]);
+    }
     return value;
   };
   const LevelGradient& out = p.gradients[level];
@@ -46,7 +56,7 @@ __global__ void __launch_bounds__(128) finish_kernel(const __grid_constant__ Fin
   const double scale = read<double>(p.params.scale[level], p.params.dtype, group);
   if (out.weight || out.scale) {
     for (int t = lane; t < taps; t += 32) {
-      const double grad = total(slot * taps + taps - 1 - t);
+      const double grad = sums.scale * total(sums.first + (band + 1) * taps - 1 - t);
       if (out.weight) write(out.weight, p.params.dtype, group * taps + t, scale * grad);
       product += grad * read<double>(p.params.weight[level], p.params.dtype, group * taps + t);
     }
@@ -56,7 +66,7 @@ __global__ void __launch_bounds__(128) finish_kernel(const __grid_constant__ Fin
     product += __shfl_down_sync(0xffffffffu, product, offset);
   if (lane > 0) return;
   if (level == 0 && p.params.bias) {
-    const double bias = total(sums - 1);
+    const double bias = total(sums.sums - 1);
     if (p.grad_bias) write(p.grad_bias, p.params.dtype, c, scale * bias);
     product += bias * read<double>(p.params.bias, p.params.dtype, c);
   }

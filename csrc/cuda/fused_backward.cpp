@@ -1,14 +1,19 @@
 // wtconv::fused_backward on CUDA: the input gradient is the operator with rotated weights and
-// mirrored padding; the weight gradients come from one more pass over grad_output and input.
+// mirrored padding; the weight gradients come from one more pass over grad_output and input, first,
+// because the operator's deep levels take the low-pass band that it leaves.
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
+
 #include "../common/gradients.h"
+#include "../common/haar.h"
 #include "host.h"
 
 namespace wtconv::cuda {
 namespace {
 
-// The weight gradients of levels first_level .. (and the base path where that is 0).
+// The weight gradients: partial sums level by level down the low-pass bands, then one launch that
+// adds them.
 class WeightGradient {
  public:
   WeightGradient(const Call& call, const Wanted& wanted, const Gradients& out)
@@ -17,7 +22,17 @@ class WeightGradient {
         out_(out),
         kernel_size_(int(call.params.base_weight.size(2))) {}
 
-  void run(const Plane& grad_output, const Plane& input, int first_level) const {
+  void run(const Plane& grad_output, const Plane& input) {
+    add_levels(grad_output, input, 0);
+    finish();
+  }
+
+  // Gives `call` the low-pass band of grad_output that was formed on the way.
+  void give_lowpass(Call& call) const { call.low = low_grad_, call.low_levels = low_levels_; }
+
+ private:
+  // Those of levels first_level .. (and the base path where that is 0).
+  void add_levels(const Plane& grad_output, const Plane& input, int first_level) {
     if (!wants_beyond(first_level)) return;
     const Problem problem = call_.problem(grad_output, first_level, true);
     const PatchChoice choice = choose_patch_grad(problem, device_properties(call_.device));
@@ -28,13 +43,17 @@ class WeightGradient {
     }
   }
 
- private:
   bool wants_level(int first_level, int level) const {
     return level == 0 ? first_level == 0 && wanted_.level[0] : wanted_.level[first_level + level];
   }
   bool wants_bias(int first_level) const {
     return first_level == 0 &&
            (wanted_.base_bias || (wanted_.base_scale && call_.params.base_bias));
+  }
+  // Whether the input gradient has levels past those that its first launch takes.
+  bool operator_needs_lowpass(const Problem& problem) const {
+    return wanted_.input &&
+           choose_patch(problem, device_properties(call_.device)).levels < call_.levels();
   }
   // Whether anything is wanted of the base path or of levels past first_level.
   bool wants_beyond(int first_level) const {
@@ -43,31 +62,38 @@ class WeightGradient {
     return any;
   }
 
-  Tensor partials(int64_t count, int levels, DType dtype) const {
+  // Room for the partial sums of a launch: base path, levels, bias.
+  Tensor partials(int64_t count, int first_level, int levels, DType dtype) {
     const auto scalar = accumulates_in_double(dtype) ? torch::headeronly::ScalarType::Double
                                                      : torch::headeronly::ScalarType::Float;
-    const int64_t sums = (1 + 4 * levels) * kernel_size_ * kernel_size_ + 1;
-    return allocate(call_.like, {call_.channels, count, sums}, scalar);
+    const int taps = kernel_size_ * kernel_size_, sums = (1 + kSubbands * levels) * taps + 1;
+    kept_.push_back(allocate(call_.like, {call_.channels, count, sums}, scalar));
+    for (int l = first_level == 0 ? 0 : 1; l <= levels; ++l) {
+      const int slot = l == 0 ? 0 : 1 + kSubbands * (l - 1);
+      sums_[first_level + l] = {kept_.back().const_data_ptr(), count, sums, slot * taps, scale_};
+    }
+    dtype_ = dtype;
+    return kept_.back();
   }
 
-  void finish(const Tensor& partials, int first_level, int levels, DType dtype) const {
-    FinishLaunch launch{};
-    launch.params = call_.parameters(first_level, levels, false);
-    launch.channels = call_.channels;
-    launch.kernel_size = kernel_size_;
-    launch.levels = levels;
-    launch.num_partials = partials.size(1);
-    launch.partials = partials.const_data_ptr();
-    for (int l = first_level == 0 ? 0 : 1; l <= levels; ++l) {
-      launch.gradients[l] = {out_.weight(first_level + l, wanted_),
-                             out_.scale(first_level + l, wanted_)};
+  void finish() const {
+    for (int first = 0; first == 0 || first < call_.levels(); first += kMaxLaunchLevels) {
+      FinishLaunch launch{};
+      launch.levels = std::min(kMaxLaunchLevels, call_.levels() - first);
+      launch.params = call_.parameters(first, launch.levels, false);
+      launch.channels = call_.channels;
+      launch.kernel_size = kernel_size_;
+      for (int l = first == 0 ? 0 : 1; l <= launch.levels; ++l) {
+        launch.sums[l] = sums_[first + l];
+        launch.gradients[l] = {out_.weight(first + l, wanted_), out_.scale(first + l, wanted_)};
+      }
+      launch.grad_bias = first == 0 ? out_.bias(wanted_) : nullptr;
+      check_launch(launch_finish(launch, dtype_, call_.stream));
     }
-    launch.grad_bias = first_level == 0 ? out_.bias(wanted_) : nullptr;
-    check_launch(launch_finish(launch, dtype, call_.stream));
   }
 
   void run_patches(const Plane& grad_output, const Plane& input, int first_level,
-                   const PatchChoice& choice, const Problem& problem) const {
+                   const PatchChoice& choice, const Problem& problem) {
     PatchGradLaunch launch{};
     launch.grad_output = grad_output.view;
     launch.input = input.view;
@@ -88,25 +114,35 @@ class WeightGradient {
     launch.bias_wanted = wants_bias(first_level);
     launch.grad_bytes = access_bytes(grad_output);
     launch.input_bytes = access_bytes(input);
-    const Tensor sums = partials(int64_t(launch.splits) * launch.parts, 1, input.dtype);
+    const int levels = launch.levels = choice.levels;
+    const Tensor sums =
+        partials(int64_t(launch.splits) * launch.parts, first_level, levels, input.dtype);
     launch.partials = static_cast<float*>(sums.mutable_data_ptr());
     std::pair<Tensor, Plane> low_grad, low_input;
-    const bool deeper = first_level + 1 < call_.levels() && wants_beyond(first_level + 1);
+    const bool deeper = first_level + levels < call_.levels() && wants_beyond(first_level + levels);
+    const bool tensor_cores = choice.cells == 0 && input.dtype != DType::kFloat32;
     if (deeper) {
-      low_grad = call_.lowpass(grad_output, 1);
-      low_input = call_.lowpass(input, 1);
-      launch.low_grad = static_cast<float*>(low_grad.first.mutable_data_ptr());
-      launch.low_input = static_cast<float*>(low_input.first.mutable_data_ptr());
+      const DType dtype = tensor_cores ? input.dtype : DType::kFloat32;
+      low_grad = call_.lowpass(grad_output, levels, dtype);
+      low_input = call_.lowpass(input, levels, dtype);
+      launch.low_grad = low_grad.first.mutable_data_ptr();
+      launch.low_input = low_input.first.mutable_data_ptr();
+      if (first_level == 0 && operator_needs_lowpass(problem)) {
+        low_grad_ = tensor_cores ? call_.lowpass(grad_output, levels) : low_grad;
+        low_levels_ = levels;
+        if (tensor_cores)
+          launch.exact_low_grad = static_cast<float*>(low_grad_.first.mutable_data_ptr());
+      }
     }
-    check_launch(choice.cells > 0 || input.dtype == DType::kFloat32
-                     ? launch_patch_weight_grad(launch, input.dtype, call_.stream)
-                     : launch_mma_weight_grad(launch, input.dtype, call_.stream));
-    finish(sums, first_level, 1, input.dtype);
-    if (deeper) run(low_grad.second, low_input.second, first_level + 1);
+    check_launch(tensor_cores ? launch_mma_weight_grad(launch, input.dtype, call_.stream)
+                              : launch_patch_weight_grad(launch, input.dtype, call_.stream));
+    if (!deeper) return;
+    if (tensor_cores) scale_ *= 1 << levels;
+    add_levels(low_grad.second, low_input.second, first_level + levels);
   }
 
   void run_tiles(const Plane& grad_output, const Plane& input, int first_level,
-                 const Problem& problem) const {
+                 const Problem& problem) {
     const Device& properties = device_properties(call_.device);
     const GradShapes shapes = choose_grad_tile(problem, properties);
     check_shared_memory(shapes.shared_bytes, properties, kernel_size_);
@@ -133,21 +169,27 @@ class WeightGradient {
     if (any) {
       launch.num_partials = int64_t(tile.tiles_x) * tile.tiles_y *
                             ((tile.batch + tile.batch_per_block - 1) / tile.batch_per_block);
-      const Tensor sums = partials(launch.num_partials, levels, input.dtype);
+      const Tensor sums = partials(launch.num_partials, first_level, levels, input.dtype);
       launch.partials = sums.mutable_data_ptr();
       check_launch(launch_weight_grad(launch, input.dtype, call_.stream));
-      finish(sums, first_level, levels, input.dtype);
     }
     if (first_level + levels == call_.levels() || !wants_beyond(first_level + levels)) return;
     const auto low_grad = call_.form_lowpass(grad_output, levels);
     const auto low_input = call_.form_lowpass(input, levels);
-    run(low_grad.second, low_input.second, first_level + levels);
+    if (first_level == 0) low_grad_ = low_grad, low_levels_ = levels;
+    add_levels(low_grad.second, low_input.second, first_level + levels);
   }
 
   const Call& call_;
   const Wanted& wanted_;
   const Gradients& out_;
   const int kernel_size_;
+  std::vector<Tensor> kept_;
+  LevelSums sums_[kMaxLevels + 1] = {};
+  DType dtype_ = DType::kFloat32;  // of the activations
+  float scale_ = 1;                // that the input of the next levels was divided by
+  std::pair<Tensor, Plane> low_grad_;
+  int low_levels_ = 0;
 };
 
 Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Tensor& base_weight,
@@ -161,17 +203,21 @@ Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Ten
   const Parameters params = prepare(given);
   const Gradients out = allocate_gradients(input, params, wanted);
   if (input.numel() > 0) {
-    const Call call(params, input);
+    Call call(params, input);
     const int height = int(input.size(2)), width = int(input.size(3));
     const DType dtype = dtype_of(input);
     const Plane grad{input_view(grad_output), dtype, height, width,
                      prefers_channels_last(grad_output)};
     const Plane in{input_view(input), dtype, height, width, prefers_channels_last(input)};
+    if (wanted.any_sum) {
+      WeightGradient sums(call, wanted, out);
+      sums.run(grad, in);
+      sums.give_lowpass(call);
+    }
     if (wanted.input) {
       call.run_operator(grad, {output_view(out.input), dtype, height, width, in.channels_last}, 0,
                         true);
     }
-    if (wanted.any_sum) WeightGradient(call, wanted, out).run(grad, in, 0);
   }
   return out.tuple();
 }

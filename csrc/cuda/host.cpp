@@ -107,15 +107,19 @@ Problem Call::problem(const Plane& input, int first_level, bool adjoint) const {
           adjoint};
 }
 
-std::pair<Tensor, Plane> Call::lowpass(const Plane& input, int levels) const {
-  const bool in_double = accumulates_in_double(input.dtype);
+std::pair<Tensor, Plane> Call::lowpass(const Plane& input, int levels, DType dtype) const {
+  using torch::headeronly::ScalarType;
+  constexpr ScalarType kTypes[kNumDTypes] = {ScalarType::Float, ScalarType::Double,
+                                             ScalarType::Half, ScalarType::BFloat16};
   const int unit = 1 << levels, rows = (input.height + unit - 1) / unit,
             cols = (input.width + unit - 1) / unit;
-  const auto scalar =
-      in_double ? torch::headeronly::ScalarType::Double : torch::headeronly::ScalarType::Float;
-  const Tensor band = allocate(like, {batch, channels, rows, cols}, scalar);
-  return {band,
-          {output_view(band), in_double ? DType::kFloat64 : DType::kFloat32, rows, cols, false}};
+  const Tensor band = allocate(like, {batch, channels, rows, cols}, kTypes[int(dtype)]);
+  return {band, {output_view(band), dtype, rows, cols, false}};
+}
+
+std::pair<Tensor, Plane> Call::lowpass(const Plane& input, int levels) const {
+  return lowpass(input, levels,
+                 accumulates_in_double(input.dtype) ? DType::kFloat64 : DType::kFloat32);
 }
 
 RawParameters Call::parameters(int first_level, int levels, bool adjoint) const {
@@ -159,6 +163,10 @@ int share_of_batch(const TileLaunch& launch, int multiprocessors) {
 }
 
 std::pair<Tensor, Plane> Call::form_lowpass(const Plane& input, int levels) const {
+  if (levels > kMostLowpassLevels) {
+    const auto finer = form_lowpass(input, kMostLowpassLevels);
+    return form_lowpass(finer.second, levels - kMostLowpassLevels);
+  }
   auto band = lowpass(input, levels);
   check_launch(launch_lowpass({input.view, band.first.mutable_data_ptr(), batch, channels,
                                input.height, input.width, band.second.height, band.second.width,
@@ -169,7 +177,9 @@ std::pair<Tensor, Plane> Call::form_lowpass(const Plane& input, int levels) cons
 
 std::pair<Tensor, Plane> Call::coarse_levels(const Plane& input, int first_level, int levels,
                                              bool adjoint) const {
-  const auto band = form_lowpass(input, levels);
+  const bool at_hand = first_level == 0 && low_levels > 0 && low_levels <= levels;
+  const int left = at_hand ? levels - low_levels : levels;
+  const auto band = left > 0 ? form_lowpass(at_hand ? low.second : input, left) : low;
   auto result = lowpass(input, levels);
   run_operator(band.second, result.second, first_level + levels, adjoint);
   return result;

@@ -59,6 +59,10 @@ struct Call {
   int64_t batch;
   int channels;
   cudaStream_t stream;
+  // A low-pass band of the tensor of the call, where one is at hand. It has the bits of any other
+  // (element.cuh): results do not depend on who formed it.
+  std::pair<Tensor, Plane> low;
+  int low_levels = 0;
 
   Call(const Parameters& params, const Tensor& input);
   int levels() const { return int(params.weights.size()); }
@@ -70,7 +74,9 @@ struct Call {
   // The launch of levels first_level .. of `input`, without its shape.
   TileLaunch describe(const Plane& input, int first_level, const TileShape& shape,
                       bool adjoint) const;
-  // Room for the low-pass band `levels` levels down, accumulator type; and the band.
+  // Room for the low-pass band `levels` levels down, of a dtype or of the accumulator type; and the
+  // band.
+  std::pair<Tensor, Plane> lowpass(const Plane& input, int levels, DType dtype) const;
   std::pair<Tensor, Plane> lowpass(const Plane& input, int levels) const;
   std::pair<Tensor, Plane> form_lowpass(const Plane& input, int levels) const;
   // The reconstruction of the levels past the first `levels`, at the size of their low-pass band.

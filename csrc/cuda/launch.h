@@ -8,6 +8,9 @@
 
 namespace wtconv::cuda {
 
+using LowpassLevels = Constants<1, 2, 3>;
+constexpr int kMostLowpassLevels = 3;
+
 // input [B, C, height, width] -> output [B, C, rows, cols], dense, accumulator type.
 struct LowpassLaunch {
   View input;
@@ -30,16 +33,24 @@ struct GradLaunch {
   void* partials;  // [C][num_partials][(1 + 4 levels) * taps + 1], accumulator type
 };
 
+// Partial sums of a level: its taps are those from `first` on of `sums`, divided by `scale`.
+struct LevelSums {
+  const void* partials;  // [C][count][sums], accumulator type
+  int64_t count;
+  int sums, first;
+  float scale;
+};
+
 struct LevelGradient {
   void* weight;
   void* scale;
 };
 
+// The bias is the last of the sums of level 0.
 struct FinishLaunch {
   RawParameters params;
   int channels, kernel_size, levels;
-  int64_t num_partials;
-  const void* partials;
+  LevelSums sums[kMaxLaunchLevels + 1];
   LevelGradient gradients[kMaxLaunchLevels + 1];  // null where not wanted
   void* grad_bias;
 };

@@ -8,29 +8,26 @@
 namespace wtconv::cuda {
 namespace {
 
-template <class T, class A>
+template <class T, class A, int kLevels>
 __global__ void __launch_bounds__(256) lowpass_kernel(const __grid_constant__ LowpassLaunch p) {
   const int64_t total = p.batch * p.channels * p.rows * p.cols;
   for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < total;
        i += int64_t(gridDim.x) * blockDim.x) {
     const PixelIndex at(i, p.channels, p.rows, p.cols, p.channels_fast);
-    const int size = 1 << p.levels;
+    const int y = at.row << kLevels, x = at.col << kLevels;
     const T* src = static_cast<const T*>(p.input.data) + at.item * p.input.stride_b +
-                   at.channel * p.input.stride_c;
-    A sum = 0;
-    for (int r = at.row * size; r < min((at.row + 1) * size, p.height); ++r) {
-      A row = 0;
-      for (int s = at.col * size; s < min((at.col + 1) * size, p.width); ++s) {
-        row += widen<A>(src[r * p.input.stride_y + s * p.input.stride_x]);
-      }
-      sum += row;
-    }
+                   at.channel * p.input.stride_c + y * p.input.stride_y + x * p.input.stride_x;
     A* out = static_cast<A*>(p.output);
-    out[((at.item * p.channels + at.channel) * p.rows + at.row) * p.cols + at.col] = sum / A(size);
+    out[((at.item * p.channels + at.channel) * p.rows + at.row) * p.cols + at.col] =
+        lowpass_of<kLevels, A>([&](int r, int s) {
+          return y + r < p.height && x + s < p.width
+                     ? widen<A>(src[r * p.input.stride_y + s * p.input.stride_x])
+                     : A(0);
+        });
   }
 }
 
-// Levels of rows in pieces of 16 bytes: a thread sums a piece over its 2^level rows.
+// Rows in pieces of 16 bytes: a thread sums a piece over its 2^level rows.
 template <class T, int kLevels>
 __global__ void __launch_bounds__(256)
     wide_lowpass_kernel(const __grid_constant__ LowpassLaunch p) {
@@ -53,13 +50,8 @@ __global__ void __launch_bounds__(256)
     Vector<float, kOut> out;
 #pragma unroll
     for (int u = 0; u < kOut; ++u) {
-      float sum = 0;
-#pragma unroll
-      for (int r = 0; r < kSize; ++r) {
-#pragma unroll
-        for (int s = 0; s < kSize; ++s) sum += widen<float>(row[r].lane[u * kSize + s]);
-      }
-      out.lane[u] = sum / kSize;
+      out.lane[u] = lowpass_of<kLevels, float>(
+          [&](int r, int s) { return widen<float>(row[r].lane[u * kSize + s]); });
     }
     float* to = static_cast<float*>(p.output) +
                 ((at.item * p.channels + at.channel) * p.rows + at.row) * p.cols + at.col * kOut;
@@ -72,25 +64,20 @@ int blocks_for(int64_t threads) {
   return int(std::min<int64_t>(threads / kThreads + 1, kMostBlocks));
 }
 
-template <class T>
-const char* launch_wide(const LowpassLaunch& p, cudaStream_t stream) {
-  const int64_t threads = p.batch * p.channels * p.rows * (p.width * int(sizeof(T)) / 16);
-  const auto run = [&](auto kernel) {
-    return launch_kernel(kernel, p, blocks_for(threads), kThreads, 0, stream);
-  };
-  if constexpr (sizeof(T) == 2) {
-    if (p.levels == 3) return run(&wide_lowpass_kernel<T, 3>);
-  }
-  return run(p.levels == 1 ? &wide_lowpass_kernel<T, 1> : &wide_lowpass_kernel<T, 2>);
-}
-
 template <class T, class A>
 const char* launch(const LowpassLaunch& p, cudaStream_t stream) {
-  if constexpr (sizeof(A) == 4) {
-    if (p.wide && sizeof(T) << p.levels <= 16) return launch_wide<T>(p, stream);
-  }
-  return launch_kernel(&lowpass_kernel<T, A>, p, blocks_for(p.batch * p.channels * p.rows * p.cols),
-                       kThreads, 0, stream);
+  return with_constant(LowpassLevels(), p.levels, [&](auto levels) {
+    const int64_t rows = p.batch * p.channels * p.rows;
+    if constexpr (sizeof(A) == 4 && (sizeof(T) << levels()) <= 16) {
+      if (p.wide) {
+        return launch_kernel(&wide_lowpass_kernel<T, levels()>, p,
+                             blocks_for(rows * (p.width * int(sizeof(T)) / 16)), kThreads, 0,
+                             stream);
+      }
+    }
+    return launch_kernel(&lowpass_kernel<T, A, levels()>, p, blocks_for(rows * p.cols), kThreads, 0,
+                         stream);
+  });
 }
 
 }  // namespace

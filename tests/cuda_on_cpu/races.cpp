@@ -37,13 +37,14 @@ const char* run_forward(DType dtype, int levels, std::vector<T>& x, std::vector<
                                   : launch_mma_forward(p, dtype, 1, nullptr);
 }
 
-const char* run_weight_grad(std::vector<__half>& x, std::vector<__half>& g) {
-  std::vector<float> partials(2 * (5 * 25 + 1));
+const char* run_weight_grad(int levels, std::vector<__half>& x, std::vector<__half>& g) {
+  std::vector<float> partials(2 * ((1 + 4 * levels) * 25 + 1));
   PatchGradLaunch p{};
   p.input = {x.data(), kPixels, kPixels, kWidth, 1};
   p.grad_output = {g.data(), kPixels, kPixels, kWidth, 1};
   p.partials = partials.data();
   p.batch = 1, p.channels = kChannels, p.height = kHeight, p.width = kWidth, p.kernel_size = 5;
+  p.levels = levels;
   p.tiles_y = 2, p.tiles_x = 3, p.tiles = 6;
   p.grad_bytes = p.input_bytes = 16;
   p.splits = 1, p.parts = 2;
@@ -70,7 +71,7 @@ int main(int count, char**) {
     error = run_forward(DType::kFloat32, 2, a, b);
     if (!error) error = run_forward(DType::kFloat16, 1, x, y);
     if (!error) error = run_forward(DType::kFloat16, 3, x, y);
-    if (!error) error = run_weight_grad(x, y);
+    for (int levels = 1; levels <= 2 && !error; ++levels) error = run_weight_grad(levels, x, y);
   }
   if (error) std::puts(error);
   return error ? 1 : 0;

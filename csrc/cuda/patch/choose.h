@@ -12,7 +12,7 @@ struct PatchChoice {
   int cells;   // planes of a tile on each side, all levels on chip; 0: tiles of a large plane
 };
 PatchChoice choose_patch(const Problem& problem, const Device& device);
-// The base path and the first level, or the tile kernel.
+// The base path and the first level, of large planes of half types two, or the tile kernel.
 PatchChoice choose_patch_grad(const Problem& problem, const Device& device);
 
 // Shared memory that a block of the forward or weight-gradient kernel takes.

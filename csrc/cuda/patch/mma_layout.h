@@ -83,42 +83,57 @@ struct MmaShared {
   static constexpr bool kCached = W::rows(0) <= 72;
 };
 
-// Where a tile of one operand of the weight-gradient kernel lies in shared memory: x with a halo,
-// or grad_output without. Four rows make a cell: the 16 rows of a product are those of equal
-// position in the 16 cells of the tile, and lie together.
-template <int K, bool kHalo>
+// Where a tile of one operand of the weight-gradient kernel lies in shared memory, pixels and, for
+// L = 2, LL: x with a halo, or grad_output without. The rows of a cell are four, of LL two: the 16
+// rows of a product are those of equal position in 16 cells, and lie together.
+template <int K, bool kHalo, int L>
 struct MmaGradWindow {
-  static constexpr int kGroups = K <= 5 ? 2 : 3;  // groups of 8 columns behind 8 columns
+  static constexpr int kGroups = K <= 5 ? 2 : 3;   // groups of 8 columns behind 8 columns
+  static constexpr int kLead = 4 * (kGroups - 1);  // of these columns, those before the 8
 
-  static constexpr int cell(int = 0) { return 4; }
-  static constexpr int halo(int = 0) { return kHalo ? K / 2 * 2 : 0; }
-  static constexpr int lead(int = 0) { return kHalo ? 4 * (kGroups - 1) : 0; }
-  static constexpr int rows(int = 0) { return kPatchTile + 2 * halo(); }
-  static constexpr int cols(int = 0) { return kPatchTile + 2 * lead(); }
-  static constexpr int pitch(int = 0) { return round_up(cols() - 8, 16) + 8; }
-  static constexpr int cells() { return rows() / cell(); }
-  static constexpr int slot(int, int row) { return row % cell() * cells() + row / cell(); }
-  static constexpr int kBytes = rows() * pitch() * 2;
-  // One copy. Where x leads by four columns, its pieces of 16 bytes in shared memory are not
-  // aligned in the plane.
-  static constexpr int kPiece = lead() % 8 == 0 ? 16 : 8;
+  static constexpr int own(int level) { return kPatchTile >> level; }
+  static constexpr int cell(int level) { return 4 >> level; }
+  static constexpr int halo(int level) { return kHalo ? K / 2 << (L - level) : 0; }
+  static constexpr int rows(int level) { return own(level) + 2 * halo(level); }
+  static constexpr int cells(int level) { return rows(level) / cell(level); }
+  // Columns before the tile: the products' first column is aligned at either level.
+  static constexpr int lead(int level) {
+    if (!kHalo) return 0;
+    return level == L - 1 ? kLead : round_up(2 * lead(level + 1) - kLead, 8) + kLead;
+  }
+  static constexpr int cols(int level) { return own(level) + 2 * lead(level); }
+  static constexpr int pitch(int level) { return round_up(cols(level) - 8, 16) + 8; }
+  static constexpr int size(int level) { return rows(level) * pitch(level); }
+  static constexpr int slot(int level, int row) {
+    return row % cell(level) * cells(level) + row / cell(level);
+  }
+  // One copy. Where x leads by an odd number of four columns, its pieces of 16 bytes in shared
+  // memory are not aligned in the plane.
+  static constexpr int kPiece = lead(0) % 8 == 0 ? 16 : 8;
 };
 
-// Shared memory of a block, in bytes: two windows of both operands. The exchange of sums between
-// warps takes the place of a window: twice the sums of two rows of taps, and a filter per parity.
-template <int K>
+// Shared memory of a block, in bytes: two windows of both operands, LL of both. The exchange of
+// sums between warps takes the place of a window: twice the sums of two rows of taps, and a filter
+// per level and parity.
+template <int K, int L>
 struct MmaGradShared {
-  using WX = MmaGradWindow<K, true>;
-  using WG = MmaGradWindow<K, false>;
-  static constexpr int kParities = K <= 5 ? 2 : 1;  // of the rows of grad_output, of a warp
-  static constexpr int kProducts = kParities * 2 + (WX::kGroups > 2 ? 1 : 0);  // exchanged at once
-  static constexpr int kProduct = 4 * 33;                                      // floats
+  using WX = MmaGradWindow<K, true, L>;
+  using WG = MmaGradWindow<K, false, L>;
+  // What a warp takes, as its registers hold the sums: rows of grad_output of one parity or both,
+  // rows of the taps of one or both; and the columns that are left to it.
+  static constexpr int kParities = K <= 5 ? 2 : 1, kRows = L == 1 ? 2 : 1;
+  static constexpr int kShares = kPatchThreads / 32 * kParities * kRows / 4;
+  static constexpr int kProducts = kRows * kParities * (WX::kGroups - 1);  // exchanged at once
+  static constexpr int kProduct = 4 * 33;                                  // floats
   static constexpr int kExchange = kPatchThreads / 32 * kProducts * kProduct;
   static constexpr int kFilter = 4 * K * K;  // per parity of both, 2K x 2K
-  static constexpr int kWindow = WX::kBytes + WG::kBytes;
-  static constexpr int kTotal = 2 * kWindow;
+  static constexpr int kInput = WX::size(0) * 2, kWindow = kInput + WG::size(0) * 2;
+  static constexpr int kLowInput = L > 1 ? WX::size(1) * 2 : 0;
+  static constexpr int kLowGrad = L > 1 ? WG::size(1) * 2 : 0;
+  static constexpr int kTotal = 2 * kWindow + kLowInput + kLowGrad;
   static constexpr int kBlocks = 3;  // registers decide
-  static_assert((2 * kExchange + 4 * kFilter + kPatchThreads / 32) * 4 <= kWindow, "fits a window");
+  static_assert((2 * kExchange + 4 * L * kFilter + kPatchThreads / 32) * 4 <= kWindow,
+                "fits a window");
 };
 
 }  // namespace wtconv::cuda

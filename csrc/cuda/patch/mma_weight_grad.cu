@@ -1,5 +1,5 @@
 // The weight gradients of large planes of half types, on tensor cores: the base path and one level
-// in one pass over both tensors.
+// or two in one pass over both tensors.
 //
 // Base path and level are together one filter of 2K x 2K taps per parity of the output pixel (see
 // mma_forward.cu). The gradient of that filter is
@@ -13,97 +13,168 @@
 //   2b+1}
 //
 // with the signs of the Haar basis at (p, q) and at (i, j): no coefficients are formed, and nothing
-// is rounded. For each p and i, the product P[x', x] = sum over y of x[y-p-2R+i][x'] g[y][x], of 16
+// is rounded. Level 2 is the same on LL of both tensors, which is rounded to their type, and
+// without B. For each p and i, the product P[x', x] = sum over y of x[y-p-2R+i][x'] g[y][x], of 16
 // x 8 columns over 16 rows y of parity p, holds the sums in its diagonals: C_pq[i][j] is the sum of
 // P where x = 2c + q, x' = 2c - 2R + j. At K = 5 the 16 columns x' are exactly those that the
 // pixels of 8 columns x see. Other products, past these taps, are computed and left out.
 //
-//   copy the windows of g and of x (with halo), the next ones meanwhile -> products, whose sums
-//   stay in registers over many tiles -> diagonals by way of shared memory -> B and D -> partial
-//   sums
+//   copy the windows of g and of x (with halo), the next ones meanwhile -> L = 2: LL of both into
+//   shared memory -> products, whose sums stay in registers over many tiles -> diagonals by way of
+//   shared memory -> B and D -> partial sums
 //
-// The rows y of a product are 4m + f, m < 16: a row set of x, loaded once, serves all f whose taps
-// reach it. Low-pass bands for the levels past this one come from the same windows. Both tensors
-// are read once (halos hit L1 or L2). Partial sums are stored rotated by 180 degrees, as finish.cu
-// expects of weight_grad.cu, too, and added there in a fixed order. Source: the adjoint law.
+// The rows y of a product are 4m + f (of LL 2m + f), m < 16: a row set of x, loaded once, serves
+// all f whose taps reach it. A warp takes the taps' rows i of one parity, so that the sums of both
+// levels fit its registers. Low-pass bands for the levels past these come from the same windows.
+// Both tensors are read once (halos hit L1 or L2). Partial sums are stored rotated by 180 degrees,
+// as finish.cu expects of weight_grad.cu, too, and added there in a fixed order. Source: the
+// adjoint law.
 #include "../launch.cuh"
 #include "mma.cuh"
 
 namespace wtconv::cuda {
 namespace {
 
-// Sums of a thread over tiles. Of a product of 24 columns x', the last 8 of two rows of taps i are
-// the halves of one product.
-template <int K>
+constexpr float kLowScale = 2;  // LL of x is divided by it
+
+// Sums of a thread over tiles, of a level. Product n has row 2n or 2n + 1 of the taps. Of 24
+// columns x', the last 8 of two such rows are the halves of one product.
+template <int K, int L>
 struct GradSums {
-  static constexpr int kParities = MmaGradShared<K>::kParities;
-  static constexpr bool kRest = MmaGradWindow<K, true>::kGroups > 2;
-  float first[kParities][2 * K][4];  // x' < 16: elements 0, 1 of row lane / 4; 2, 3 of that + 8
-  float rest[kParities][kRest ? K : 1][4];
-  float bias[4];
+  using S = MmaGradShared<K, L>;
+  static constexpr bool kRest = S::WX::kGroups > 2;
+  float first[S::kRows][S::kParities][K]
+             [4];  // x' < 16: elements 0, 1 of row lane / 4; 2, 3 of that + 8
+  float rest[S::kRows][S::kParities][kRest ? (K + 1) / 2 : 1][4];
 };
 
-// Adds the products of a tile. A warp takes every column of 8 pixels of its share of the tile, and
-// rows of both parities, or of one where the sums of both do not fit its registers.
-template <int K, class T>
-__device__ __forceinline__ void add_products(const T* input, const T* grad, bool bias_wanted,
-                                             GradSums<K>& sum) {
-  using WX = MmaGradWindow<K, true>;
-  using WG = MmaGradWindow<K, false>;
-  constexpr int kParities = GradSums<K>::kParities, kSets = 2 * K + 2;
-  constexpr int kColumns = kPatchTile / (kPatchThreads / 32) * (2 / kParities);  // of a warp
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int share = warp * kParities / 2 * kColumns, parity = kParities == 2 ? 0 : warp % 2;
-  // Matrices of x: rows (m, m + 8) x columns (0, 8); past them rows (m, m + 8) x sets (i, i + 1).
-  // Those of grad_output: sets (f, f + 2) x rows (m, m + 8).
-  const int x_row = lane % 8 + lane / 16 * 8, next = lane / 8 % 2;
-  const T* x = input + x_row * WX::pitch() + next * 8 + share;
-  const T* x_rest = input + (x_row + next * WX::cells()) * WX::pitch() + 16 + share;
-  const T* g = grad + (lane % 16 + (lane / 16 * 2 + parity) * WG::cells()) * WG::pitch() + share;
-#pragma unroll 1
-  for (int column = 0; column < kColumns; column += 8) {
-    uint32_t out[kParities][4];
+// What a warp takes of a tile, of the first of both where it takes both.
+template <int K, int L>
+struct WarpShare {
+  using S = MmaGradShared<K, L>;
+  static constexpr int kWarpRows = 2 / S::kRows, kWarpParities = 2 / S::kParities;
+  int row = threadIdx.x / 32 % kWarpRows;
+  int parity = threadIdx.x / 32 / kWarpRows % kWarpParities;
+  int columns = threadIdx.x / 32 / (kWarpRows * kWarpParities);
+
+  // The warp that takes all this.
+  static constexpr int warp(int row, int parity, int columns) {
+    return row % kWarpRows + kWarpRows * (parity % kWarpParities + kWarpParities * columns);
+  }
+};
+
+// LL of both operands, `factor` times the sum of four pixels, by products with the matrix that adds
+// neighbouring columns: 16 stored rows and 8 columns of LL from twice as many of the window.
+template <class W, class T>
+__device__ __forceinline__ void form_lowpass(const T* pixels, float factor, T* lowpass) {
+  constexpr int kCells = W::cells(0), kRows = W::rows(1), kCols = W::cols(1);
+  constexpr int kShift = W::lead(0) / 2 - W::lead(1), kBlocks = (kCols + kShift + 7) / 8;
+  static_assert(W::cells(1) == kCells, "a cell of LL is one of the window");
+  const int lane = threadIdx.x % 32;
+  const uint32_t add = pack<T>(factor, factor);
+  const uint32_t b0 = lane / 4 == lane % 4 ? add : 0, b1 = lane / 4 == lane % 4 + 4 ? add : 0;
+#pragma unroll 2
+  for (int i = threadIdx.x / 32; i < (kRows + 15) / 16 * kBlocks; i += kPatchThreads / 32) {
+    // The last columns of a window that ends within a block are formed with those before.
+    const int row = i / kBlocks * 16, first = i % kBlocks * 8, col = min(first, W::cols(0) / 2 - 8);
+    // Row 2r and the next of the window lie at twice the position of row r in its cell.
+    const int to_row = min(row + lane % 16, kRows - 1),
+              from_row = to_row + to_row / kCells * kCells;
+    const T* p = pixels + from_row * W::pitch(0) + 2 * col + lane / 16 * 8;
+    uint32_t even[4], odd[4];
+    load_matrices(p, even);
+    load_matrices(p + kCells * W::pitch(0), odd);
+    float sum[4] = {};
+    multiply<T>(sum, even, b0, b1);
+    multiply<T>(sum, odd, b0, b1);
+    const int to = col + lane % 4 * 2;
+    if (to < max(first, kShift) || to - kShift >= kCols) continue;
 #pragma unroll
-    for (int p = 0; p < kParities; ++p) load_transposed(g + p * WG::cells() * WG::pitch(), out[p]);
-    uint32_t in[kSets][4];
-    const auto load = [&](int set) {
-      load_transposed(x + WX::slot(0, set) * WX::pitch(), in[set]);
+    for (int h = 0; h < 2; ++h) {
+      const int r = row + 8 * h + lane / 4;
+      if (r < kRows) {
+        *reinterpret_cast<uint32_t*>(lowpass + r * W::pitch(1) + to - kShift) =
+            pack<T>(sum[2 * h], sum[2 * h + 1]);
+      }
+    }
+  }
+}
+
+// Adds the products of a tile at level kLevel + 1, 8 columns at a time; the sums of g to `bias`
+// where it is not null.
+template <int K, int L, int kLevel, class T>
+__device__ __forceinline__ void add_products(const T* input, const T* grad, GradSums<K, L>& sum,
+                                             float (*bias)[4]) {
+  using S = MmaGradShared<K, L>;
+  using WX = typename S::WX;
+  using WG = typename S::WG;
+  constexpr bool kRest = GradSums<K, L>::kRest;
+  constexpr int kPitch = WX::pitch(kLevel), kColumns = WX::own(kLevel) / S::kShares;
+  constexpr int kPairs = WX::cell(kLevel) / 2;  // rows f = 2 h + p of the cells, h < kPairs
+  constexpr int kSets = K + kPairs - 1, kOperands = kPairs * S::kParities;
+  constexpr int kFirst = WX::halo(kLevel) - K / 2 * 2;  // even
+  // Rows 2 set + row of the taps, row = 0, 1, in shared memory.
+  const auto set_at = [](int set) { return WX::slot(kLevel, 2 * set + kFirst) * kPitch; };
+  constexpr int kNextRow = WX::cells(kLevel) * kPitch;
+  const WarpShare<K, L> share;
+  const int lane = threadIdx.x % 32, column = share.columns * kColumns;
+  // Matrices of x: rows (m, m + 8) x columns (0, 8); past them rows (m, m + 8) x two sets. Those of
+  // grad_output: rows (m, m + 8) x the f of two operands.
+  const int x_row = share.row * WX::cells(kLevel) + lane % 8 + lane / 16 * 8, next = lane / 8 % 2;
+  const T* x = input + x_row * kPitch + WX::lead(kLevel) - WX::kLead + column;
+  const T* x_rest[2] = {x + 16 + next * (set_at(1) - set_at(0)),
+                        x + 16 + next * (set_at(2) - set_at(1))};
+  x += next * 8;
+  constexpr int kSecond = kOperands == 1 ? 0 : S::kParities == 2 ? 1 : 2;
+  const int f = share.parity + lane / 16 * kSecond;
+  const T* g = grad + (f * WG::cells(kLevel) + lane % 16) * WG::pitch(kLevel) + column;
+#pragma unroll 1
+  for (int c = 0; c < kColumns; c += 8) {
+    uint32_t out[kOperands][4];  // every second: two operands
+#pragma unroll
+    for (int o = 0; o < kOperands; o += 2)
+      load_transposed(g + o * WG::cells(kLevel) * WG::pitch(kLevel), out[o]);
+    const auto multiply_operand = [&](int o, float (&to)[4], const uint32_t (&a)[4]) {
+      multiply<T>(to, a, out[o / 2 * 2][o % 2 * 2], out[o / 2 * 2][o % 2 * 2 + 1]);
+    };
+    uint32_t in[kSets * S::kRows][4];
+    const auto load = [&](int i) {
+      load_transposed(x + set_at(i / S::kRows) + i % S::kRows * kNextRow, in[i]);
     };
     load(0);
 #pragma unroll
-    for (int set = 0; set < kSets; ++set) {
-      if (set + 1 < kSets) load(set + 1);
+    for (int i = 0; i < kSets * S::kRows; ++i) {
+      if (i + 1 < kSets * S::kRows) load(i + 1);
+      const int set = i / S::kRows, row = i % S::kRows;
       uint32_t in_rest[4];
-      const bool rest = GradSums<K>::kRest && set % 2 == 0;
-      if (rest) load_transposed(x_rest + WX::slot(0, set) * WX::pitch(), in_rest);
+      if (kRest && (kPairs > 1 || set % 2 == 0))
+        load_transposed(x_rest[set % 2] + set_at(set) + row * kNextRow, in_rest);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {  // f = 2 h + p
-        const int i = set - 2 * h;
-        if (i < 0 || i >= 2 * K) continue;
+      for (int h = 0; h < kPairs; ++h) {
+        const int n = set - h;
+        if (n < 0 || n >= K) continue;
 #pragma unroll
-        for (int p = 0; p < kParities; ++p) {
-          multiply<T>(sum.first[p][i], in[set], out[p][2 * h], out[p][2 * h + 1]);
-          if (rest) multiply<T>(sum.rest[p][i / 2], in_rest, out[p][2 * h], out[p][2 * h + 1]);
+        for (int p = 0; p < S::kParities; ++p) {
+          multiply_operand(h * S::kParities + p, sum.first[row][p][n], in[i]);
+          if (kRest && n % 2 == 0)
+            multiply_operand(h * S::kParities + p, sum.rest[row][p][n / 2], in_rest);
         }
       }
     }
-    if (bias_wanted) {
+    // Warps that share their columns take turns.
+    if (bias && (S::kRows == 2 || c / 8 % 2 == share.row)) {
       const uint32_t one = pack<T>(1.0f, 1.0f), ones[4] = {one, one, one, one};
 #pragma unroll
-      for (int p = 0; p < kParities; ++p) {
-        multiply<T>(sum.bias, ones, out[p][0], out[p][1]);
-        multiply<T>(sum.bias, ones, out[p][2], out[p][3]);
-      }
+      for (int o = 0; o < kOperands; ++o) multiply_operand(o, *bias, ones);
     }
-    x += 8, x_rest += 8, g += 8;
+    x += 8, x_rest[0] += 8, x_rest[1] += 8, g += 8;
   }
 }
 
 // Product `n` of a warp's exchange: [element][lane], each element 33 floats after the one before,
 // so that the diagonals' elements lie in different banks.
-template <int K>
+template <class S>
 __device__ __forceinline__ void exchange_product(const float (&value)[4], float* exchange, int n) {
-  using S = MmaGradShared<K>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float* to = exchange + (warp * S::kProducts + n) * S::kProduct + lane;
 #pragma unroll
@@ -112,21 +183,21 @@ __device__ __forceinline__ void exchange_product(const float (&value)[4], float*
 
 // C_pq[i][j] of all warps, where the exchange holds the products of rows i and i ^ 1 of the taps.
 // Element q of a lane is column 2t + q, which tap j meets in row x' = 2t + j - 2R of the window.
-template <int K>
+template <int K, int L>
 __device__ __forceinline__ float sum_diagonal(const float* exchange, int p, int q, int i, int j) {
-  using S = MmaGradShared<K>;
-  constexpr int kShift = S::WX::lead() - S::WX::halo();
+  using S = MmaGradShared<K, L>;
+  constexpr int kShift = S::WX::kLead - K / 2 * 2;
   float sum = 0;
 #pragma unroll
-  for (int w = 0; w < kPatchThreads / 32; w += 2 / S::kParities) {
-    const int warp = S::kParities == 2 ? w : w + p;
+  for (int columns = 0; columns < S::kShares; ++columns) {
+    const int warp = WarpShare<K, L>::warp(i, p, columns);
     const float* products = exchange + warp * S::kProducts * S::kProduct;
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
-      int row = 2 * t + j + kShift, product = (S::kParities == 2 ? p * 2 : 0) + i % 2;
+      int row = 2 * t + j + kShift, product = i % S::kRows * S::kParities + p % S::kParities;
       if (S::WX::kGroups > 2 && row >= 16) {
-        row += i % 2 * 8 - 16;
-        product = 2;
+        row += i / 2 % 2 * 8 - 16;
+        product += S::kRows * S::kParities;
       }
       sum += products[product * S::kProduct + (row / 8 * 2 + q) * 33 + row % 8 * 4 + t];
     }
@@ -134,96 +205,123 @@ __device__ __forceinline__ float sum_diagonal(const float* exchange, int p, int 
   return sum;
 }
 
-// Partial sums of the block, [slot][tap] rotated by 180 degrees, and the bias. All threads are past
-// their last use of `shared`.
-template <int K>
-__device__ __forceinline__ void write_partials(const GradSums<K>& sum, float* shared, float* out) {
-  using S = MmaGradShared<K>;
-  constexpr int kTaps = K * K, kSide = 2 * K, kWarps = kPatchThreads / 32;
+// The gradient of the filter of a level, [p][q][i][j].
+template <int K, int L, int kLevel>
+__device__ __forceinline__ void sum_filter(const GradSums<K, L>& sum, float* exchanges,
+                                           float* filter) {
+  using S = MmaGradShared<K, L>;
+  constexpr int kSide = 2 * K, kFirst = S::kRows * S::kParities;
   static_assert(8 * kSide <= kPatchThreads, "a thread sums one diagonal");
-  float* filter = shared + 2 * S::kExchange;  // [p][q][i][j]
-  float* bias = filter + 4 * S::kFilter;
   const int id = threadIdx.x, q = id % 2, j = id / 2 % kSide, p = id / (2 * kSide) % 2;
 #pragma unroll
-  for (int i = 0; i < kSide; i += 2) {
-    float* exchange = shared + i / 2 % 2 * S::kExchange;
+  for (int n = 0; n < K; ++n) {
+    float* exchange = exchanges + (kLevel * K + n) % 2 * S::kExchange;
 #pragma unroll
-    for (int n = 0; n < S::kParities * 2; ++n)
-      exchange_product<K>(sum.first[n / 2][i + n % 2], exchange, n);
-    if constexpr (GradSums<K>::kRest) exchange_product<K>(sum.rest[0][i / 2], exchange, 2);
-    if (i == 0) {
-      // Every row of the product with ones is the sums of its columns.
-      float value = sum.bias[0] + sum.bias[1];
-      value += __shfl_xor_sync(~0u, value, 1);
-      value += __shfl_xor_sync(~0u, value, 2);
-      if (id % 32 == 0) bias[id / 32] = value;
+    for (int m = 0; m < kFirst; ++m) {
+      const int row = m / S::kParities, parity = m % S::kParities;
+      exchange_product<S>(sum.first[row][parity][n], exchange, m);
+      if constexpr (GradSums<K, L>::kRest)
+        exchange_product<S>(sum.rest[row][parity][n / 2], exchange, kFirst + m);
     }
     __syncthreads();
-    const int row = i + id / (4 * kSide);
+    const int i = 2 * n + id / (4 * kSide);
     if (id < 8 * kSide)
-      filter[((p * 2 + q) * kSide + row) * kSide + j] = sum_diagonal<K>(exchange, p, q, row, j);
+      filter[((p * 2 + q) * kSide + i) * kSide + j] = sum_diagonal<K, L>(exchange, p, q, i, j);
   }
-  __syncthreads();
-  if (id == 0) {
-    float total = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) total += bias[w];
-    out[(1 + kSubbands) * kTaps] = total;
-  }
-  if (id >= kTaps) return;
-  const int a = id / K, b = id % K;
-  float base = 0, crossed[4][kSubbands];
+}
+
+// The taps' gradients, a thread each, from those of a filter: of the base path, and of the bands
+// with the sums over LL `scale` times too small.
+template <int K>
+__device__ __forceinline__ void write_taps(const float* filter, float scale, float* base,
+                                           float* bands) {
+  constexpr int kTaps = K * K, kSide = 2 * K;
+  if (threadIdx.x >= kTaps) return;
+  const int a = threadIdx.x / K, b = threadIdx.x % K, to = kTaps - 1 - threadIdx.x;
+  float total = 0, crossed[4][kSubbands];
 #pragma unroll
   for (int parity = 0; parity < 4; ++parity) {
-    const float* c = filter + parity * S::kFilter;
-    base += c[(a + K / 2 + parity / 2) * kSide + b + K / 2 + parity % 2];
+    const float* c = filter + parity * kSide * kSide;
+    total += c[(a + K / 2 + parity / 2) * kSide + b + K / 2 + parity % 2];
     c += 2 * a * kSide + 2 * b;
     haar_butterfly<float>(c[0], c[1], c[kSide], c[kSide + 1], crossed[parity]);
   }
-  out += kTaps - 1 - id;
-  out[0] = base;
+  if (base) base[to] = total;
 #pragma unroll
   for (int s = 0; s < kSubbands; ++s) {
     float band[kSubbands];
     haar_butterfly<float>(crossed[0][s], crossed[1][s], crossed[2][s], crossed[3][s], band);
-    out[(1 + s) * kTaps] = band[s];
+    bands[s * kTaps + to] = scale * band[s];
   }
 }
 
-// The tile's own low-pass coefficients to dense planes [B, C, ceil(H / 2), ceil(W / 2)], a row of
-// 32 per warp at once.
-template <class W, class T>
+// Partial sums of the block, [slot][tap] rotated by 180 degrees, and the bias. All threads are past
+// their last use of `shared`.
+template <int K, int L>
+__device__ __forceinline__ void write_partials(const GradSums<K, L> (&sum)[L],
+                                               const float (&bias)[4], float* shared, float* out) {
+  using S = MmaGradShared<K, L>;
+  constexpr int kTaps = K * K, kWarps = kPatchThreads / 32;
+  float* filters = shared + 2 * S::kExchange;
+  float* biases = filters + L * 4 * S::kFilter;
+  // Every row of the product with ones is the sums of its columns.
+  float value = bias[0] + bias[1];
+  value += __shfl_xor_sync(~0u, value, 1);
+  value += __shfl_xor_sync(~0u, value, 2);
+  if (threadIdx.x % 32 == 0) biases[threadIdx.x / 32] = value;
+  sum_filter<K, L, 0>(sum[0], shared, filters);
+  if constexpr (L > 1) sum_filter<K, L, 1>(sum[1], shared, filters + 4 * S::kFilter);
+  __syncthreads();
+  write_taps<K>(filters, 1, out, out + kTaps);
+  if constexpr (L > 1)
+    write_taps<K>(filters + 4 * S::kFilter, kLowScale, nullptr, out + (1 + kSubbands) * kTaps);
+  if (threadIdx.x > 0) return;
+  float total = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) total += biases[w];
+  out[(1 + L * kSubbands) * kTaps] = total;
+}
+
+// The tile's own coefficients of the low-pass band L levels down to dense planes, times `factor` in
+// the type of the pixels, and in float32 where `exact` is not null.
+template <class W, int L, class T>
 __device__ __forceinline__ void store_lowpass(const T* pixels, const PatchGradLaunch& p,
-                                              const TileIndex& at, float* low) {
-  constexpr int kSide = kPatchTile / 2, kStep = kPatchThreads / 32;
-  const int rows = (p.height + 1) / 2, cols = (p.width + 1) / 2;
-  const int first = threadIdx.x / 32, x = at.x / 2 + threadIdx.x % 32;
+                                              const TileIndex& at, float factor, void* low,
+                                              float* exact) {
+  constexpr int kSide = kPatchTile >> L, kSize = 1 << L, kStep = kPatchThreads / kSide;
+  static_assert(W::halo(0) % kSize == 0, "the rows of a coefficient lie in one cell");
+  const int rows = (p.height + kSize - 1) / kSize, cols = (p.width + kSize - 1) / kSize;
+  const int first = threadIdx.x / kSide, col = threadIdx.x % kSide, x = (at.x >> L) + col;
   if (x >= cols) return;
-  float* to = low + ((int64_t(at.item) * p.channels + at.channel) * rows + at.y / 2) * cols + x;
-  const int last = min(kSide, rows - at.y / 2);
+  const int64_t corner =
+      ((int64_t(at.item) * p.channels + at.channel) * rows + (at.y >> L)) * cols + x;
+  const int last = min(kSide, rows - (at.y >> L));
 #pragma unroll 2
   for (int r = first; r < last; r += kStep) {
     const T* from =
-        pixels + W::slot(0, 2 * r + W::halo()) * W::pitch() + W::lead() + threadIdx.x % 32 * 2;
-    const auto top = *reinterpret_cast<const Vector<T, 2>*>(from);
-    const auto bottom =
-        *reinterpret_cast<const Vector<T, 2>*>(from + W::cells() * W::pitch());  // the next row
-    float band[kSubbands];
-    haar_butterfly<float>(widen<float>(top.lane[0]), widen<float>(top.lane[1]),
-                          widen<float>(bottom.lane[0]), widen<float>(bottom.lane[1]), band);
-    to[int64_t(r) * cols] = band[0];
+        pixels + W::slot(0, (r << L) + W::halo(0)) * W::pitch(0) + W::lead(0) + col * kSize;
+    Vector<T, kSize> row[kSize];
+#pragma unroll
+    for (int i = 0; i < kSize; ++i)
+      row[i] = *reinterpret_cast<const Vector<T, kSize>*>(from + i * W::cells(0) * W::pitch(0));
+    const float value =
+        lowpass_of<L, float>([&](int i, int j) { return widen<float>(row[i].lane[j]); });
+    static_cast<T*>(low)[corner + r * cols] = narrow<T>(factor * value);
+    if (exact) exact[corner + r * cols] = value;
   }
 }
 
-template <class T, int K>
-__global__ void __launch_bounds__(kPatchThreads, MmaGradShared<K>::kBlocks)
+template <class T, int K, int L>
+__global__ void __launch_bounds__(kPatchThreads, MmaGradShared<K, L>::kBlocks)
     mma_weight_grad_kernel(const __grid_constant__ PatchGradLaunch p) {
-  using S = MmaGradShared<K>;
+  using S = MmaGradShared<K, L>;
   using WX = typename S::WX;
   using WG = typename S::WG;
   extern __shared__ __align__(16) unsigned char shared[];
   const auto input = [&](int n) { return reinterpret_cast<T*>(shared + n % 2 * S::kWindow); };
-  const auto grad = [&](int n) { return input(n) + WX::kBytes / 2; };
+  const auto grad = [&](int n) { return input(n) + S::kInput / 2; };
+  T* low_input = reinterpret_cast<T*>(shared + 2 * S::kWindow);
+  T* low_grad = low_input + S::kLowInput / 2;
 
   const BlockTiles tiles = BlockTiles::contiguous(p);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
@@ -235,7 +333,8 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradShared<K>::kBlocks)
   int n = 0;
 #pragma unroll 1
   for (int part = 0; part < p.parts; ++part) {
-    GradSums<K> sum = {};
+    GradSums<K, L> sum[L] = {};
+    float bias[4] = {};
 #pragma unroll 1
     for (const int end = tiles.count * (part + 1) / p.parts; n < end; ++n) {
       wait_for_copies();
@@ -245,32 +344,44 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradShared<K>::kBlocks)
         advance(p, next);
         start(n + 1);
       }
-      if (p.low_input) store_lowpass<WX>(input(n), p, at, p.low_input);
-      if (p.low_grad) store_lowpass<WG>(grad(n), p, at, p.low_grad);
-      add_products<K>(input(n), grad(n), p.bias_wanted, sum);
+      if constexpr (L > 1) {
+        form_lowpass<WX>(input(n), 0.5f / kLowScale, low_input);
+        form_lowpass<WG>(grad(n), 0.5f, low_grad);
+      }
+      // Averages of x cannot overflow; sums of gradients shall not underflow.
+      if (p.low_input) store_lowpass<WX, L>(input(n), p, at, 1.0f / (1 << L), p.low_input, nullptr);
+      if (p.low_grad) store_lowpass<WG, L>(grad(n), p, at, 1, p.low_grad, p.exact_low_grad);
+      add_products<K, L, 0>(input(n), grad(n), sum[0], p.bias_wanted ? &bias : nullptr);
+      if constexpr (L > 1) {
+        __syncthreads();
+        add_products<K, L, 1, T>(low_input, low_grad, sum[1], nullptr);
+      }
     }
     // A part has a tile, whose windows are free behind this barrier.
     __syncthreads();
     const int64_t block = int64_t(tiles.channel) * p.splits + blockIdx.x / p.channels;
-    write_partials<K>(sum, reinterpret_cast<float*>(input(n - 1)),
-                      p.partials + (block * p.parts + part) * ((1 + kSubbands) * K * K + 1));
+    write_partials<K, L>(sum, bias, reinterpret_cast<float*>(input(n - 1)),
+                         p.partials + (block * p.parts + part) * ((1 + L * kSubbands) * K * K + 1));
   }
 }
 
-template <class T, int K>
+template <class T, int K, int L>
 const char* launch(const PatchGradLaunch& p, cudaStream_t stream) {
-  return launch_kernel(&mma_weight_grad_kernel<T, K>, p, int64_t(p.channels) * p.splits,
-                       kPatchThreads, MmaGradShared<K>::kTotal, stream);
+  return launch_kernel(&mma_weight_grad_kernel<T, K, L>, p, int64_t(p.channels) * p.splits,
+                       kPatchThreads, MmaGradShared<K, L>::kTotal, stream);
 }
 
 }  // namespace
 
 const char* launch_mma_weight_grad(const PatchGradLaunch& p, DType activations,
                                    cudaStream_t stream) {
-  return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
-    return activations == DType::kFloat16 ? launch<__half, k()>(p, stream)
-                                          : launch<__nv_bfloat16, k()>(p, stream);
-  });
+  const auto run = [&](auto t) {
+    return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
+      return with_constant(MmaGradLevels(), p.levels,
+                           [&](auto l) { return launch<decltype(t), k(), l()>(p, stream); });
+    });
+  };
+  return activations == DType::kFloat16 ? run(__half()) : run(__nv_bfloat16());
 }
 
 }  // namespace wtconv::cuda

@@ -23,6 +23,7 @@ using PlaneKernelSizes = Constants<3, 5, 7>;     // whole planes, and weight gra
 using PlaneCells = Constants<1, 2, 4, 8>;
 using GradCells = Constants<0, 1, 2, 4, 8>;  // 0: tiles of large planes, in float32
 using TileLevels = Constants<1, 2, 3>;       // on chip, of a tile
+using MmaGradLevels = Constants<1, 2>;       // weight gradients of half types, of a tile
 constexpr int kMostForThreeLevels = 5;       // kernel size: the halo is 8 times its radius
 
 // f(std::integral_constant<int, value>()) of the value among the constants; `value` is one of them.
@@ -53,13 +54,16 @@ struct PatchLaunch {
   bool wide_output;             // accesses of 16 bytes instead of an element
 };
 
-// Weight gradients of the base path and of the first level. A block takes `parts` of the
+// Weight gradients of the base path and of the first levels. A block takes `parts` of the
 // splits * parts pieces into which the tiles of a channel fall.
 struct PatchGradLaunch {
   View grad_output, input;
-  float *low_grad, *low_input;  // low-pass bands [B, C, ceil(H / 2), ceil(W / 2)], or null
-  float* partials;              // [C][splits * parts][5 * taps + 1]
-  int batch, channels, height, width, kernel_size;
+  // Low-pass bands [B, C, ceil(H / 2^levels), ...], or null: float32; on tensor cores in the type
+  // of the tensors, that of the input divided by 2^levels.
+  void *low_grad, *low_input;
+  float* exact_low_grad;  // that of grad_output in float32, on tensor cores, or null
+  float* partials;        // [C][splits * parts][(1 + 4 levels) * taps + 1]
+  int batch, channels, height, width, kernel_size, levels;
   int tiles_y, tiles_x, tiles;         // of a plane, and of a channel
   int cells, grad_bytes, input_bytes;  // as above
   int splits, parts;

@@ -183,9 +183,10 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
       next.advance(p, step);
     }
   };
-  const auto lowpass_of = [&](float* low) {
+  const auto lowpass_planes = [&](void* low) {
     const int rows = (p.height + 1) / 2, cols = (p.width + 1) / 2, item = first_item(at);
-    LowpassPlanes planes{low, int64_t(p.channels) * rows * cols, rows, cols, 0, 0, 1};
+    LowpassPlanes planes{
+        static_cast<float*>(low), int64_t(p.channels) * rows * cols, rows, cols, 0, 0, 1};
     if constexpr (G > 0) {
       planes.items = p.batch - item;
     } else {
@@ -214,8 +215,8 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
       }
       if (p.level_wanted) correlate_band<WG, WX, K>(grad_bands, input_bands, band);
       if (p.bias_wanted || p.low_grad)
-        bias += store_lowpass<WG>(grad_bands, lowpass_of(p.low_grad));
-      if (p.low_input) store_lowpass<WX>(input_bands, lowpass_of(p.low_input));
+        bias += store_lowpass<WG>(grad_bands, lowpass_planes(p.low_grad));
+      if (p.low_input) store_lowpass<WX>(input_bands, lowpass_planes(p.low_input));
     }
     const int64_t index = (int64_t(tiles.channel) * p.splits + tiles.first) * p.parts + part;
     write_partials<K>(base, band, bias, exchange,
