@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+from emulator import Emulator, shared_folder
 from memory import poisoned_memory
 
 import wtconv_ops
@@ -34,6 +35,12 @@ def why_no_kernels(device: str) -> str | None:
     except RuntimeError as error:
         return str(error)
     return None
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    """The CUDA kernels on the CPU, built once."""
+    return Emulator(shared_folder(tmp_path_factory))
 
 
 @pytest.fixture(scope="session")

@@ -27,11 +27,6 @@ FORWARD_TOLERANCE = {F32: 1e-6, F16: 1e-3, BF16: 8e-3}
 GRAD_TOLERANCE = 5e-6
 
 
-@pytest.fixture(scope="session")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    return Emulator(emulator.shared_folder(tmp_path_factory))
-
-
 class Placed:
     """Values amid NaN, of rows in aligned pieces of `unit` elements; or channels fastest."""
 
@@ -389,6 +384,7 @@ def test_threads_of_a_block_do_not_race(tmp_path: Path) -> None:
         emulator.CUDA / "patch" / "forward.cu": watch,
         emulator.CUDA / "patch" / "mma_forward.cu": watch,
         emulator.CUDA / "patch" / "mma_weight_grad.cu": watch,
+        emulator.CUDA / "patch" / "lowpass_planes.cu": watch,
         emulator.CUDA / "patch" / "choose.cpp": [],
         emulator.HOST / "races.cpp": watch,
         emulator.HOST / "cuda_on_cpu.cpp": [],

@@ -39,13 +39,17 @@ using namespace wtconv::cuda;
 extern "C" {
 
 // Sizes of the structs that the caller mirrors.
-int struct_sizes[] = {sizeof(PatchLaunch), sizeof(PatchGradLaunch), sizeof(FinishLaunch),
-                      sizeof(LowpassLaunch)};
+int struct_sizes[] = {sizeof(PatchLaunch), sizeof(LowpassPlanesLaunch), sizeof(PatchGradLaunch),
+                      sizeof(FinishLaunch), sizeof(LowpassLaunch)};
 
 const char* forward(const PatchLaunch& p, DType dtype, int multiprocessors) {
   if (p.cells > 0) return launch_patch_planes(p, dtype, multiprocessors, nullptr);
   return dtype == DType::kFloat32 ? launch_patch_forward(p, multiprocessors, nullptr)
                                   : launch_mma_forward(p, dtype, multiprocessors, nullptr);
+}
+
+const char* lowpass_planes(const LowpassPlanesLaunch& p, DType) {
+  return launch_lowpass_planes(p, nullptr);
 }
 
 const char* weight_grad(const PatchGradLaunch& p, DType dtype) {

@@ -79,14 +79,30 @@ PatchChoice choose_patch(const Problem& p, const Device& device) {
   const bool tiles = !p.channels_last && shortest > kPatchTile / 2 &&
                      (longest > kPatchTile || p.element_bytes == 2);
   if (!tiles) return longest <= kPatchTile ? choose_planes(p, device) : PatchChoice{0, 0};
-  // Three levels on chip where they are all: the halo of the third costs more than a low-pass pass
-  // that also serves the levels past it (8x64x256x256 float32 on an H100: L=3 0.219 against 0.246
-  // ms, L=5 0.314 against 0.246).
+  // Three levels on chip where they are all: the halo of the third costs less than a pass over x
+  // for it alone, but that pass serves all levels past two (8x64x256x256 float32 on an H100: L=2
+  // 0.160, L=3 0.200 ms; L=4 in two levels and the pass 0.222 ms).
   const bool three = p.levels == 3 && p.kernel_size <= kMostForThreeLevels && p.element_bytes == 4;
   for (int levels = three ? 3 : std::min(p.levels, 2); levels > 0; --levels) {
     if (patch_bytes(p, {levels, 0}) <= device.shared_per_block) return {levels, 0};
   }
   return {0, 0};
+}
+
+int choose_lowpass_cells(const Problem& band, int down, int input_element_bytes,
+                         const Device& device) {
+  const PatchChoice whole = choose_patch(band, device);
+  // A piece of 16 bytes covers whole coefficients.
+  if (whole.cells == 0 || down < 2 || input_element_bytes << down > 16) return 0;
+  // Blocks read 4^down times their planes: as many as the multiprocessors hold at once, rather than
+  // full tiles.
+  constexpr int kBlocks = 4;  // of a multiprocessor
+  int cells = std::min(whole.cells, 4);
+  while (cells > 1 && int64_t(band.channels) * patch_tiles(band, {band.levels, cells / 2}) <=
+                          kBlocks * device.multiprocessors) {
+    cells /= 2;
+  }
+  return cells;
 }
 
 PatchChoice choose_patch_grad(const Problem& p, const Device& device) {
