@@ -359,6 +359,7 @@ FAULTS = [
     "access to shared memory not aligned",
     "wrote outside of the block's shared memory",
     "threads wait at different barriers",
+    "has not waited for the previous grid",
 ]
 
 

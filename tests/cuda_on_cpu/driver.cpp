@@ -6,7 +6,7 @@
 namespace wtconv::cuda {
 namespace {
 
-enum Fault { kOutside, kMisaligned, kWildStore, kDivergence, kRace, kEarlyRead, kNone };
+enum Fault { kOutside, kMisaligned, kWildStore, kDivergence, kNoWait, kRace, kEarlyRead, kNone };
 
 struct FaultLaunch {
   Fault fault;
@@ -64,7 +64,8 @@ const char* lowpass(const LowpassLaunch& p, DType dtype) {
 }
 
 const char* faulty(Fault fault, float* output) {
-  return launch_kernel(&faulty_kernel, FaultLaunch{fault, output}, 1, 64, 256, nullptr);
+  return launch_kernel(&faulty_kernel, FaultLaunch{fault, output}, 1, 64, 256, nullptr,
+                       fault == kNoWait);
 }
 
 }  // extern "C"
