@@ -18,8 +18,10 @@ struct Ready {
   bool waits;         // its code has wait_for_previous_grid: an sm_80 binary or PTX has not
 };
 
+// `shared`: bytes that the blocks of a multiprocessor shall have of it, the rest being L1 cache; 0:
+// CUDA decides, for as many blocks as fit.
 template <class Kernel>
-Ready make_ready(Kernel* kernel) {
+Ready make_ready(Kernel* kernel, int shared) {
   static std::mutex mutex;
   static std::map<std::pair<const void*, int>, Ready> all;
   int device = 0;
@@ -33,6 +35,13 @@ Ready make_ready(Kernel* kernel) {
   cudaError_t error = cudaFuncGetAttributes(&code, kernel);
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+  if (error == cudaSuccess && shared > 0) {
+    int all_shared = 0;
+    cudaDeviceGetAttribute(&all_shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    const int percent = int((int64_t(shared) * 100 + all_shared - 1) / all_shared);
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 percent < 100 ? percent : 100);
+  }
   const Ready ready{error, code.ptxVersion >= 90};
   if (error == cudaSuccess) all.emplace(key, ready);
   return ready;
@@ -43,8 +52,9 @@ Ready make_ready(Kernel* kernel) {
 // the parameters), and write no memory, which an allocator may take from a kernel that still reads.
 template <class Kernel, class Params>
 const char* launch_kernel(Kernel* kernel, const Params& p, int64_t blocks, int threads,
-                          int shared_bytes, cudaStream_t stream, bool early = false) {
-  const Ready ready = make_ready(kernel);
+                          int shared_bytes, cudaStream_t stream, bool early = false,
+                          int shared = 0) {
+  const Ready ready = make_ready(kernel, shared);
   cudaError_t error = ready.error;
   if (error == cudaSuccess) {
     cudaLaunchAttribute overlap{};

@@ -192,7 +192,7 @@ uint32_t load_pair(const T* p) {
 
 template <class Kernel, class Params>
 const char* launch_kernel(Kernel* kernel, const Params& p, int64_t blocks, int threads,
-                          int shared_bytes, cudaStream_t, bool early = false) {
+                          int shared_bytes, cudaStream_t, bool early = false, int = 0) {
   return cuda_on_cpu::run_grid(blocks, threads, shared_bytes, early, [&] { kernel(p); });
 }
 
