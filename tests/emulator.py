@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CUDA, HOST = ROOT / "csrc" / "cuda", ROOT / "tests" / "cuda_on_cpu"
 KERNELS = [
     *("patch/planes.cu", "patch/weight_grad.cu", "patch/mma_forward.cu", "patch/forward.cu"),
-    *("patch/mma_weight_grad.cu", "lowpass.cu", "finish.cu"),
+    *("patch/mma_weight_grad.cu", "patch/lowpass_planes.cu", "lowpass.cu", "finish.cu"),
 ]
 MIN_GXX = 11  # std::bit_cast
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
@@ -62,6 +62,13 @@ class PatchLaunch(Structure):
         *((name, c_int) for name in ("kernel_size", "levels", "tiles_y", "tiles_x", "tiles")),
         *((name, c_int) for name in ("cells", "splits", "input_bytes")),
         ("wide_output", c_bool),
+    ]
+
+
+class LowpassPlanesLaunch(Structure):
+    _fields_ = [
+        ("planes", PatchLaunch),
+        *((name, c_int) for name in ("dtype", "down", "input_height", "input_width")),
     ]
 
 
@@ -111,7 +118,7 @@ class LowpassLaunch(Structure):
     ]
 
 
-MIRRORED = [PatchLaunch, PatchGradLaunch, FinishLaunch, LowpassLaunch]
+MIRRORED = [PatchLaunch, LowpassPlanesLaunch, PatchGradLaunch, FinishLaunch, LowpassLaunch]
 
 
 def _build_config() -> ModuleType:

@@ -137,7 +137,7 @@ PLANES = [
     Forward((3, 2, 25, 31), 3, 3, F32, 2, last=True, rotate=True),
     Forward((5, 1, 28, 28), 7, 4, F16, 2, 8),
     Forward((4, 1, 32, 17), 5, 2, BF16, 2),
-    Forward((2, 1, 56, 56), 5, 6, F32, 1, 16),
+    Forward((2, 1, 56, 56), 5, 5, F32, 1, 16),
     Forward((1, 2, 33, 64), 3, 1, F32, 1, 16, base=False),
     Forward((1, 1, 61, 40), 7, 5, F16, 1, 16, rotate=True),
     Forward((2, 1, 50, 37), 5, 4, BF16, 1),

@@ -15,6 +15,7 @@ FAULTS = [
     "access to shared memory not aligned",
     "wrote outside of the block's shared memory",
     "threads wait at different barriers",
+    "has not waited for the previous grid",
 ]
 
 
@@ -40,6 +41,7 @@ def test_threads_of_a_block_do_not_race(tmp_path: Path) -> None:
         emulator.CUDA / "patch" / "forward.cu": watch,
         emulator.CUDA / "patch" / "mma_forward.cu": watch,
         emulator.CUDA / "patch" / "mma_weight_grad.cu": watch,
+        emulator.CUDA / "patch" / "lowpass_planes.cu": watch,
         emulator.CUDA / "patch" / "choose.cpp": [],
         emulator.HOST / "races.cpp": watch,
         emulator.HOST / "cuda_on_cpu.cpp": [],

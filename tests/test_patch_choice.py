@@ -14,7 +14,8 @@ from launch_choice import CUDA, DEVICES, build
 TILE = 64
 
 # One line in, one line out: forward and weight gradient, each levels, cells, bytes, tiles; splits
-# of the latter among three blocks a multiprocessor, partial sums of a block.
+# of the latter among three blocks a multiprocessor, partial sums of a block; cells of a low-pass
+# band two levels below float32, and three below half types and float32.
 CHOICES = r"""
 #include <cstdio>
 #include "patch/choose.h"
@@ -35,8 +36,10 @@ int main() {
            f.levels ? patch_tiles(p, f) : 0);
     const int tiles = g.levels ? patch_tiles(p, g) : 0;
     const int splits = tiles ? split_tiles(p.channels, tiles, 3 * d.multiprocessors) : 0;
-    printf("%d %d %d %d %d %d\n", g.levels, g.cells, g.levels ? patch_grad_bytes(p, g) : 0, tiles,
+    printf("%d %d %d %d %d %d ", g.levels, g.cells, g.levels ? patch_grad_bytes(p, g) : 0, tiles,
            splits, splits ? grad_parts(tiles, splits) : 0);
+    printf("%d %d %d\n", choose_lowpass_cells(p, 2, 4, d), choose_lowpass_cells(p, 3, 2, d),
+           choose_lowpass_cells(p, 3, 4, d));
   }
 }
 """
@@ -301,6 +304,9 @@ class Choice:
     grad_tiles: int
     splits: int
     parts: int
+    lowpass_cells: int
+    lowpass_cells_of_half: int
+    lowpass_cells_past_a_piece: int
 
 
 @pytest.fixture(scope="module")
@@ -373,6 +379,14 @@ def test_every_choice_is_a_legal_launch(driver: Path, device: str) -> None:
                 assert 3 * (choice.grad_bytes + 1024) <= DEVICES["sm_90"][2], problem
             tiles_of_part = math.ceil(choice.grad_tiles / choice.splits) / choice.parts
             assert 0 < tiles_of_part <= 16, problem
+        assert choice.lowpass_cells_past_a_piece == 0, problem
+        assert choice.lowpass_cells_of_half == choice.lowpass_cells, problem
+        lowpass_cells = choice.lowpass_cells
+        assert (lowpass_cells > 0) == (choice.cells > 0), problem
+        assert lowpass_cells <= min(choice.cells, 4), problem
+        if lowpass_cells < min(choice.cells, 4):  # fewer planes to a tile, so that none waits
+            blocks = problem.channels * math.ceil(problem.batch / lowpass_cells**2)
+            assert blocks <= 4 * DEVICES[device][0], problem
     assert taken > len(problems) / 8
 
 

@@ -178,31 +178,52 @@ std::pair<Tensor, Plane> Call::form_lowpass(const Plane& input, int levels) cons
 std::pair<Tensor, Plane> Call::coarse_levels(const Plane& input, int first_level, int levels,
                                              bool adjoint) const {
   const bool at_hand = first_level == 0 && low_levels > 0 && low_levels <= levels;
+  const int first_deep = first_level + levels;
+  auto result = lowpass(input, levels);
+  const Plane& output = result.second;
+  int cells = 0;
+  if (!at_hand && !input.channels_last && access_bytes(input) == 16) {
+    cells = choose_lowpass_cells(problem(output, first_deep, adjoint), levels,
+                                 element_bytes(input.dtype), device_properties(device));
+  }
+  if (cells > 0) {
+    PatchLaunch planes =
+        describe_patches(output, output, first_deep, {this->levels() - first_deep, cells}, adjoint);
+    planes.input = input.view;
+    check_launch(
+        launch_lowpass_planes({planes, input.dtype, levels, input.height, input.width}, stream));
+    return result;
+  }
   const int left = at_hand ? levels - low_levels : levels;
   const auto band = left > 0 ? form_lowpass(at_hand ? low.second : input, left) : low;
-  auto result = lowpass(input, levels);
-  run_operator(band.second, result.second, first_level + levels, adjoint);
+  run_operator(band.second, output, first_deep, adjoint);
   return result;
 }
 
-void Call::run_patches(const Plane& input, const Plane& output, int first_level,
-                       const PatchChoice& choice, bool adjoint) const {
-  const int levels = choice.levels;
+PatchLaunch Call::describe_patches(const Plane& input, const Plane& output, int first_level,
+                                   const PatchChoice& choice, bool adjoint) const {
   PatchLaunch launch{};
-  launch.params = parameters(first_level, levels, adjoint);
+  launch.params = parameters(first_level, choice.levels, adjoint);
   if (adjoint) launch.params.bias = nullptr;
   launch.input = input.view;
   launch.output = output.view;
   launch.batch = int(batch);
   launch.channels = channels, launch.height = input.height, launch.width = input.width;
   launch.kernel_size = int(params.base_weight.size(2));
-  launch.levels = levels;
+  launch.levels = choice.levels;
   launch.tiles_y = (input.height + kPatchTile - 1) / kPatchTile;
   launch.tiles_x = (input.width + kPatchTile - 1) / kPatchTile;
   launch.cells = choice.cells;
   launch.tiles = patch_tiles(problem(input, first_level, adjoint), choice);
   launch.input_bytes = access_bytes(input);
   launch.wide_output = access_bytes(output) == 16;
+  return launch;
+}
+
+void Call::run_patches(const Plane& input, const Plane& output, int first_level,
+                       const PatchChoice& choice, bool adjoint) const {
+  PatchLaunch launch = describe_patches(input, output, first_level, choice, adjoint);
+  const int levels = choice.levels;
   std::pair<Tensor, Plane> coarse;
   if (first_level + levels < this->levels()) {
     coarse = coarse_levels(input, first_level, levels, adjoint);

@@ -84,6 +84,9 @@ struct Call {
                                          bool adjoint) const;
   void run_patches(const Plane& input, const Plane& output, int first_level,
                    const PatchChoice& choice, bool adjoint) const;
+  // The launch of a patch kernel, without the levels past its own.
+  PatchLaunch describe_patches(const Plane& input, const Plane& output, int first_level,
+                               const PatchChoice& choice, bool adjoint) const;
   Problem problem(const Plane& input, int first_level, bool adjoint) const;
 };
 

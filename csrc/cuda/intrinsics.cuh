@@ -1,4 +1,5 @@
-// What the patch kernels ask of the hardware in PTX: asynchronous copies, matrix instructions.
+// What the patch kernels ask of the hardware in PTX: asynchronous copies, matrix instructions,
+// overlap of kernels.
 //
 // Without a CUDA compiler cuda_on_cpu.h stands in for the keywords and for this: a test runs the
 // kernels on the CPU (tests/cuda_on_cpu).
@@ -31,6 +32,19 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, boo
 // Waits for the copies that this thread started; others see them behind a barrier.
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// Lets blocks of the next kernel in the stream start, where it is launched to start early.
+__device__ __forceinline__ void let_next_grid_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Waits until the kernel before has ended, where it still runs; its writes are visible then.
+__device__ __forceinline__ void wait_for_previous_grid() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // Loads 8 x 8 matrices, a row of 16 bytes from the address of each lane: matrix m from the lanes

@@ -42,12 +42,14 @@ struct Thread {
   void* fiber;
   State state;
   int barriers, exchanges;  // that it passed
+  bool ordered;             // behind the previous grid
   const char* instruction[2];
   std::vector<Copy> copies;
 };
 
 std::vector<Thread> threads(kMostThreads);
 int shared_size;
+bool starts_early;
 ucontext_t scheduler;
 void* scheduler_fiber;
 // Addresses that ThreadSanitizer knows points by. Barriers have two in turn: a thread may be at the
@@ -79,6 +81,7 @@ void yield(State state) {
 void run_thread() {
   tell_departure(&start_of_block);
   (*body)();
+  if (!current().ordered) fault("a thread has not waited for the previous grid");
   tell_arrival(&end_of_block);
   yield(State::kDone);
 }
@@ -95,6 +98,7 @@ void start_thread(int n) {
   t.context.uc_link = nullptr;
   makecontext(&t.context, run_thread, 0);
   t.state = State::kReady;
+  t.ordered = !starts_early;
   t.barriers = t.exchanges = 0;
   t.copies.clear();
 }
@@ -173,12 +177,12 @@ const Operands* exchange(const char* instruction, const Operands& mine) {
   return all[set] + first;
 }
 
-const char* run_grid(int64_t blocks, int count, int shared_bytes,
+const char* run_grid(int64_t blocks, int count, int shared_bytes, bool early,
                      const std::function<void()>& kernel) {
   if (count % 32 || count > kMostThreads || shared_bytes > kMostShared)
     return "no GPU holds such a block";
   blockDim = dim3(unsigned(count)), gridDim = dim3(unsigned(blocks));
-  shared_size = shared_bytes;
+  shared_size = shared_bytes, starts_early = early;
   body = &kernel;
   what_went_wrong = nullptr;
   if (__tsan_get_current_fiber) scheduler_fiber = __tsan_get_current_fiber();
@@ -198,3 +202,5 @@ void __syncthreads() {
   yield(State::kAtBlock);
   tell_departure(barrier);
 }
+
+void wtconv::cuda::wait_for_previous_grid() { cuda_on_cpu::current().ordered = true; }

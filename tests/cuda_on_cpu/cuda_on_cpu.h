@@ -36,8 +36,9 @@ constexpr unsigned char kPoison = 0xff;  // NaN in every type
 // Ends the grid; its launch returns `what`, a string literal.
 [[noreturn]] void fault(const char* what);
 
-// Runs every block, one after the other, on shared memory full of poison.
-const char* run_grid(int64_t blocks, int threads, int shared_bytes,
+// Runs every block, one after the other, on shared memory full of poison. The threads of a grid
+// that starts early must wait for the previous one.
+const char* run_grid(int64_t blocks, int threads, int shared_bytes, bool early,
                      const std::function<void()>& kernel);
 
 // Faults unless `bytes` from p on lie in the block's shared memory, at a multiple of `bytes`.
@@ -164,6 +165,9 @@ inline void wait_for_copies() {
   copies.clear();
 }
 
+inline void let_next_grid_start() {}
+void wait_for_previous_grid();
+
 template <class T, int N>
 void load_matrices(const T* row, uint32_t (&a)[N]) {
   cuda_on_cpu::load_matrices(row, false, a);
@@ -188,8 +192,8 @@ uint32_t load_pair(const T* p) {
 
 template <class Kernel, class Params>
 const char* launch_kernel(Kernel* kernel, const Params& p, int64_t blocks, int threads,
-                          int shared_bytes, cudaStream_t) {
-  return cuda_on_cpu::run_grid(blocks, threads, shared_bytes, [&] { kernel(p); });
+                          int shared_bytes, cudaStream_t, bool early = false, int = 0) {
+  return cuda_on_cpu::run_grid(blocks, threads, shared_bytes, early, [&] { kernel(p); });
 }
 
 }  // namespace wtconv::cuda

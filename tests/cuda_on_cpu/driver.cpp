@@ -6,7 +6,7 @@
 namespace wtconv::cuda {
 namespace {
 
-enum Fault { kOutside, kMisaligned, kWildStore, kDivergence, kRace, kEarlyRead, kNone };
+enum Fault { kOutside, kMisaligned, kWildStore, kDivergence, kNoWait, kRace, kEarlyRead, kNone };
 
 struct FaultLaunch {
   Fault fault;
@@ -39,13 +39,17 @@ using namespace wtconv::cuda;
 extern "C" {
 
 // Sizes of the structs that the caller mirrors.
-int struct_sizes[] = {sizeof(PatchLaunch), sizeof(PatchGradLaunch), sizeof(FinishLaunch),
-                      sizeof(LowpassLaunch)};
+int struct_sizes[] = {sizeof(PatchLaunch), sizeof(LowpassPlanesLaunch), sizeof(PatchGradLaunch),
+                      sizeof(FinishLaunch), sizeof(LowpassLaunch)};
 
 const char* forward(const PatchLaunch& p, DType dtype, int multiprocessors) {
   if (p.cells > 0) return launch_patch_planes(p, dtype, multiprocessors, nullptr);
   return dtype == DType::kFloat32 ? launch_patch_forward(p, multiprocessors, nullptr)
                                   : launch_mma_forward(p, dtype, multiprocessors, nullptr);
+}
+
+const char* lowpass_planes(const LowpassPlanesLaunch& p, DType) {
+  return launch_lowpass_planes(p, nullptr);
 }
 
 const char* weight_grad(const PatchGradLaunch& p, DType dtype) {
@@ -60,7 +64,8 @@ const char* lowpass(const LowpassLaunch& p, DType dtype) {
 }
 
 const char* faulty(Fault fault, float* output) {
-  return launch_kernel(&faulty_kernel, FaultLaunch{fault, output}, 1, 64, 256, nullptr);
+  return launch_kernel(&faulty_kernel, FaultLaunch{fault, output}, 1, 64, 256, nullptr,
+                       fault == kNoWait);
 }
 
 }  // extern "C"

@@ -37,6 +37,21 @@ const char* run_forward(DType dtype, int levels, std::vector<T>& x, std::vector<
                                   : launch_mma_forward(p, dtype, 1, nullptr);
 }
 
+const char* run_lowpass_planes(const std::vector<float>& x) {
+  const std::vector<float> taps(4 * 25, 0.25f);
+  std::vector<float> y(17 * 34);
+  LowpassPlanesLaunch p{};
+  PatchLaunch& planes = p.planes;
+  planes.params.dtype = p.dtype = DType::kFloat32;
+  for (int l = 1; l <= 3; ++l) planes.params.weight[l] = planes.params.scale[l] = taps.data();
+  planes.input = {const_cast<float*>(x.data()), kPixels, kPixels, kWidth, 1};
+  planes.output = {y.data(), 17 * 34, 17 * 34, 34, 1};
+  planes.batch = 1, planes.channels = kChannels, planes.height = 17, planes.width = 34;
+  planes.kernel_size = 5, planes.levels = 3, planes.cells = 1, planes.tiles = 1;
+  p.down = 2, p.input_height = kHeight, p.input_width = kWidth;
+  return launch_lowpass_planes(p, nullptr);
+}
+
 const char* run_weight_grad(int levels, std::vector<__half>& x, std::vector<__half>& g) {
   std::vector<float> partials(2 * ((1 + 4 * levels) * 25 + 1));
   PatchGradLaunch p{};
@@ -71,6 +86,7 @@ int main(int count, char**) {
     error = run_forward(DType::kFloat32, 2, a, b);
     if (!error) error = run_forward(DType::kFloat16, 1, x, y);
     if (!error) error = run_forward(DType::kFloat16, 3, x, y);
+    if (!error) error = run_lowpass_planes(a);
     for (int levels = 1; levels <= 2 && !error; ++levels) error = run_weight_grad(levels, x, y);
   }
   if (error) std::puts(error);

@@ -18,7 +18,8 @@ PatchChoice choose_planes(const Problem& p, const Device& device, int slots) {
   int cells = 1;
   while (cells < 8 && std::max(p.height, p.width) * cells * 2 <= kPatchTile) cells *= 2;
   const PatchChoice choice{p.levels, cells};
-  const int deepest = cells == 1 ? 6 : cells == 2 ? 5 : cells == 4 ? 4 : 3;
+  const int deepest =
+      with_constant(PlaneCells(), cells, [](auto g) { return PlanesMemory<4, 3, g()>::kLevels; });
   // Cells and planes that stay empty cost as much as full ones.
   const int64_t pixels = p.batch * p.height * p.width;
   const int64_t tiles = patch_tiles(p, choice), computed = tiles * kPatchTile * kPatchTile;
@@ -39,10 +40,10 @@ PatchChoice choose(const Problem& p, const Device& device, int slots) {
   const bool tiles = !p.channels_last && shortest > kPatchTile / 2 &&
                      (longest > kPatchTile || p.element_bytes == 2);
   if (!tiles) return longest <= kPatchTile ? choose_planes(p, device, slots) : PatchChoice{0, 0};
-  // In float32, three levels on chip where they are all: the halo of the third costs more than a
-  // low-pass pass that also serves the levels past it (8x64x256x256 on an H100: L=3 0.219 against
-  // 0.246 ms, L=5 0.314 against 0.246). On tensor cores it costs less (L=3 0.092 against 0.158, L=5
-  // 0.152 against 0.163).
+  // In float32, three levels on chip where they are all: the halo of the third costs less than a
+  // pass over x for it alone, but that pass serves all levels past two (8x64x256x256 on an H100:
+  // L=3 0.200 ms; L=4 in two levels and the pass 0.222, L=5 in three 0.314 ms). On tensor cores it
+  // costs less (L=3 0.092 against 0.158, L=5 0.152 against 0.163).
   const bool three = (p.levels == 3 || (p.levels > 3 && p.element_bytes == 2)) &&
                      p.kernel_size <= kMostForThreeLevels;
   for (int levels = three ? 3 : std::min(p.levels, 2); levels > 0; --levels) {
@@ -95,6 +96,22 @@ int patch_tiles(const Problem& p, const PatchChoice& choice) {
 }
 
 PatchChoice choose_patch(const Problem& p, const Device& device) { return choose(p, device, 0); }
+
+int choose_lowpass_cells(const Problem& band, int down, int input_element_bytes,
+                         const Device& device) {
+  const PatchChoice whole = choose_patch(band, device);
+  // A piece of 16 bytes covers whole coefficients.
+  if (whole.cells == 0 || down < 2 || input_element_bytes << down > 16) return 0;
+  // Blocks read 4^down times their planes: as many as the multiprocessors hold at once, rather than
+  // full tiles.
+  constexpr int kBlocks = 4;  // of a multiprocessor
+  int cells = std::min(whole.cells, 4);
+  while (cells > 1 && int64_t(band.channels) * patch_tiles(band, {band.levels, cells / 2}) <=
+                          kBlocks * device.multiprocessors) {
+    cells /= 2;
+  }
+  return cells;
+}
 
 PatchChoice choose_patch_grad(const Problem& p, const Device& device) {
   if (!is_among(PlaneKernelSizes(), p.kernel_size)) return {0, 0};

@@ -12,6 +12,10 @@ struct PatchChoice {
   int cells;   // planes of a tile on each side, all levels on chip; 0: tiles of a large plane
 };
 PatchChoice choose_patch(const Problem& problem, const Device& device);
+// Planes of a tile on each side where they are a low-pass band `down` levels below an input of
+// `input_element_bytes`, in rows of 16-byte pieces, and its kernel can form them; else 0.
+int choose_lowpass_cells(const Problem& band, int down, int input_element_bytes,
+                         const Device& device);
 // The base path and the first level, of large planes of half types two, or the tile kernel.
 PatchChoice choose_patch_grad(const Problem& problem, const Device& device);
 

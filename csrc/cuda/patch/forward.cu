@@ -66,10 +66,12 @@ __device__ __forceinline__ void synthesise_deep_levels(const float* bands, const
   synthesise_level2<kSide>(filtered, low2, low);
 }
 
-// What the levels past L add at the coefficients of level L of this thread.
+// What the levels past L add at the coefficients of level L of this thread, once their kernel
+// ended.
 template <int L, int kRows, int kCols>
 __device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileIndex& at,
                                             float (&low)[kRows][kCols]) {
+  wait_for_previous_grid();
   const int y = (at.y + int(threadIdx.x) / kPatchesX * kPatchRows) >> L,
             x = (at.x + int(threadIdx.x) % kPatchesX * kPatchCols) >> L;
   const float* coarse =
@@ -150,7 +152,7 @@ template <int K, int L>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
   using M = ForwardMemory<K, L>;
   return launch_patches(&patch_forward_kernel<K, L>, p, M::kBlocks * multiprocessors, M::kBytes,
-                        stream);
+                        stream, p.coarse != nullptr);
 }
 
 }  // namespace

@@ -126,10 +126,12 @@ struct ForwardMemory {
   static constexpr int kBlocks = blocks_of(kBytes, 5);
 };
 
-// Levels from kSmall on are dense: [band][row][col] of the tile, raw and filtered.
+// Levels from kSmall on are dense, [band][row][col] of the tile, raw and filtered, and level 2
+// where filtered.
 template <int kElement, int K, int G>
 struct PlanesMemory {
-  static constexpr int kLevels = G == 1 ? 6 : G == 2 ? 5 : G == 4 ? 4 : 3;  // down to 1 x 1
+  // Down to 1 x 1, but for G = 1: a sixth level would leave room for three blocks instead of four.
+  static constexpr int kLevels = G <= 2 ? 5 : G == 4 ? 4 : 3;
   static constexpr int kSmall = G < 8 ? 3 : 2;
   using W = Window<kElement, K / 2, kSmall - 1, G>;
   static constexpr int side(int level) { return kPatchTile >> level; }
@@ -138,12 +140,27 @@ struct PlanesMemory {
                ? 0
                : small_floats(level - 1) + kSubbands * side(level - 1) * side(level - 1);
   }
+  static constexpr int kSmallFloats = small_floats(kLevels + 1);
+  static constexpr int kDenseFloats =
+      2 * kSmallFloats + (kSmall > 2 ? kSubbands * side(2) * side(2) : 0);
+  static constexpr int kWeightFloats = (1 + kSubbands * kLevels) * tap_floats(K) + 4;
   static constexpr int kBands = W::kPixelBytes;
-  static constexpr int kRaw = kBands + W::kFloats * 4;
-  static constexpr int kFiltered = kRaw + small_floats(kLevels + 1) * 4;
-  static constexpr int kLevel2 = kFiltered + small_floats(kLevels + 1) * 4;
-  static constexpr int kWeights = kLevel2 + (kSmall > 2 ? kSubbands * side(2) * side(2) * 4 : 0);
-  static constexpr int kBytes = kWeights + ((1 + kSubbands * kLevels) * tap_floats(K) + 4) * 4;
+  static constexpr int kDense = kBands + W::kFloats * 4;
+  static constexpr int kWeights = kDense + kDenseFloats * 4;
+  static constexpr int kBytes = kWeights + kWeightFloats * 4;
+  static constexpr int kBlocks = blocks_of(kBytes, 4);
+};
+
+// Planes of a low-pass band, dense in place of the pixels until level 1 is formed; then the dense
+// levels lie there.
+template <int K, int G>
+struct LowpassPlanesMemory {
+  using P = PlanesMemory<4, K, G>;
+  static constexpr int kBands = kPatchTile * kPatchTile * 4;
+  static_assert(P::kDenseFloats * 4 <= kBands);
+  static constexpr int kWeights = kBands + P::W::kFloats * 4;
+  static constexpr int kBytes = kWeights + P::kWeightFloats * 4;
+  static_assert(kBytes <= 99 * 1024);  // of an sm_86 block
   static constexpr int kBlocks = blocks_of(kBytes, 4);
 };
 

@@ -260,8 +260,10 @@ __global__ void __launch_bounds__(kPatchThreads, MmaShared<K, L>::kBlocks)
 template <class T, int K, int L>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
   using S = MmaShared<K, L>;
+  // No more shared memory than that: what two windows share stays in the L1 cache.
+  constexpr int kOfMultiprocessor = S::kBlocks * (S::kTotal + 1024);
   return launch_patches(&mma_forward_kernel<T, K, L>, p, S::kBlocks * multiprocessors, S::kTotal,
-                        stream);
+                        stream, false, kOfMultiprocessor);
 }
 
 }  // namespace

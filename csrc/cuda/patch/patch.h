@@ -21,6 +21,7 @@ struct Constants {};
 using PatchKernelSizes = Constants<3, 5, 7, 9>;  // tiles of large planes
 using PlaneKernelSizes = Constants<3, 5, 7>;     // whole planes, and weight gradients
 using PlaneCells = Constants<1, 2, 4, 8>;
+using LowpassCells = Constants<1, 2, 4>;     // of a low-pass band
 using GradCells = Constants<0, 1, 2, 4, 8>;  // 0: tiles of large planes, in float32
 using TileLevels = Constants<1, 2, 3>;       // on chip, of a tile
 using MmaGradLevels = Constants<1, 2>;       // weight gradients of half types, of a tile
@@ -52,6 +53,14 @@ struct PatchLaunch {
   int splits;                   // blocks of a channel
   int input_bytes;              // of one access to the input
   bool wide_output;             // accesses of 16 bytes instead of an element
+};
+
+// A launch on planes that are the low-pass band of the input `down` levels below it: planes.height
+// and planes.width are sizes of the band, output and arithmetic float32.
+struct LowpassPlanesLaunch {
+  PatchLaunch planes;
+  DType dtype;  // of the input, in rows of aligned pieces of 16 bytes
+  int down, input_height, input_width;
 };
 
 // Weight gradients of the base path and of the first levels. A block takes `parts` of the
