@@ -44,8 +44,8 @@ def wtconv(
     ``Tensor.data``, which PyTorch does not count, makes the output NaN. dtype and layout of every
     output stay; under autocast the layer is rounded once, to the autocast dtype.
 
-    Inductor itself fails on the reference layer in training with sizes left open (``dynamic=True``).
-    A graph in which such a layer was left alone then runs without compilation, and the log says so.
+    Inductor fails on the reference layer in training with sizes left open (``dynamic=True``): a
+    graph in which such a layer was left alone then runs without compilation, and the log says so.
 
     Args:
         graph_module: Graph that Dynamo captured.

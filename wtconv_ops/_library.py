@@ -115,7 +115,7 @@ def _find(path: Path) -> Library:
             raise FileNotFoundError(path)
         if _is_truncated(path):
             raise ValueError("the file is truncated")
-        if torch.__version__ < MIN_TORCH:
+        if tuple(map(int, torch.__version__.split(".")[:2])) < MIN_TORCH:
             oldest = ".".join(map(str, MIN_TORCH))
             raise ValueError(
                 f"torch {torch.__version__} is older than {oldest}; install torch>={oldest}"
