@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -116,6 +118,9 @@ TYPED: dict[str, Callable[[str], Any]] = {
 
 
 def allocated(device: str) -> int:
+    """Bytes in use, without what the compiler and reference cycles hold."""
+    torch._dynamo.reset()
+    gc.collect()
     return torch.cuda.memory_allocated() if device == "cuda" else 0
 
 
@@ -147,6 +152,21 @@ def test_where_no_python_frame_is_the_words_are_those_of_torch(device: str, call
         UNTYPED[call](device)
     assert WORDS[device] in str(error.value)
     assert len(error.value.args) == 1  # the finders read the first argument of such errors
+
+
+def test_a_refused_call_keeps_no_tensor_alive() -> None:
+    """No reference cycle through the error: memory is free before the garbage collector runs."""
+    (_, *base), weights, scales = arguments("cpu")
+    x = torch.zeros(1, 2, 3, 3)
+    alive = weakref.ref(x)
+    gc.disable()
+    try:
+        with pytest.raises(RuntimeError, match="input has 2 channels"):
+            torch.ops.wtconv.fused_forward(x, *base, weights, scales)
+        del x
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_other_errors_stay_the_same_objects() -> None:

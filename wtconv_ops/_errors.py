@@ -24,7 +24,10 @@ def reraise(error: RuntimeError) -> NoReturn:
     """Raise ``error``, as torch.OutOfMemoryError if it says that an allocation failed."""
     if _OUT_OF_MEMORY in str(error) and not isinstance(error, torch.OutOfMemoryError):
         raise torch.OutOfMemoryError(str(error)) from None
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # which refers to this frame; the cycle would keep the tensors of the call alive
 
 
 def with_memory_errors(kernel: Callable[..., _Result]) -> Callable[..., _Result]:
