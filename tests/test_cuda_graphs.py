@@ -98,7 +98,6 @@ def test_replay_with_new_data_has_the_bits_of_eager(device: str, case: Case, run
 FIRST_CALL = """
     import sys
     import torch
-    torch.backends.cuda.matmul.allow_tf32 = False
     sys.path.insert(0, {tests!r})
     from test_cuda_graphs import CASES, infer, made, step
     run, (layer, draw) = {run}, made(CASES[{case}], "cuda")
@@ -162,13 +161,13 @@ def reference_of(block: Block) -> Block:
     return twin.to(block.gamma.device)
 
 
-def train(run: Any, block: nn.Module, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
+def train(run: Any, block: Block, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
     """The loss of each of 5 steps, and the parameters after them."""
-    dtype = next(block.parameters()).dtype
+    like = block.gamma
     optimizer = torch.optim.SGD(block.parameters(), lr=0.05, momentum=0.9)
     losses = []
     for seed in range(5):
-        x = make_input(2, 8, 28, 28, seed=seed).to("cuda", dtype, memory_format=layout)
+        x = make_input(2, 8, 28, 28, seed=seed).to(like, memory_format=layout)
         optimizer.zero_grad(set_to_none=True)
         loss = run(x).square().mean()
         loss.backward()
