@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from layer_cases import make_input, make_layer
-from test_inductor import Block
+from layer_cases import Block, make_input, make_layer, randomize
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
@@ -165,7 +164,7 @@ def saved_for_the_layer(graphs: Graphs) -> list[str]:
 def test_a_compiled_block_saves_for_the_layer_its_input_and_parameters_only(
     device: str, layout: torch.memory_format, dynamic: bool, autocast: bool
 ) -> None:
-    block = Block().to(device)
+    block = randomize(Block()).to(device)
     x = make_input(2, 8, 12, 10).to(device, memory_format=layout).requires_grad_()
     graphs = Graphs()
     compiled = torch.compile(block, backend=graphs.backend, fullgraph=True, dynamic=dynamic)
@@ -193,7 +192,7 @@ def peak(step: Any, x: Tensor) -> int:
 def test_peak_memory_of_a_compiled_block_is_that_of_eager(
     device: str, layout: torch.memory_format
 ) -> None:
-    block = Block().to(device)
+    block = randomize(Block()).to(device)
     x = torch.randn(16, 8, 128, 128, device=device).to(memory_format=layout).requires_grad_()
 
     def step_of(run: Any) -> Any:
