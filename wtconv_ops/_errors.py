@@ -2,8 +2,7 @@
 
 Through the stable interface of LibTorch an exception of the library reaches Python as a
 RuntimeError. Each Python frame around an operator gives it its type; where there is none (a direct
-call in inference mode, the code that Inductor writes) its text still has the words that PyTorch's
-own errors have.
+call in inference mode) its text still has the words that PyTorch's own errors have.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ def with_memory_errors(kernel: Callable[..., _Result]) -> Callable[..., _Result]
     """``kernel`` that raises :func:`reraise` of its RuntimeErrors."""
 
     @functools.wraps(kernel)
-    def run(*args: object) -> _Result:
+    def run(*args: object, **kwargs: object) -> _Result:
         try:
-            return kernel(*args)
+            return kernel(*args, **kwargs)
         except RuntimeError as error:
             reraise(error)
 
