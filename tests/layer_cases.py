@@ -36,6 +36,25 @@ FORWARD_BAR, GRADIENT_BAR = 1e-6, 5e-6
 Parameters = tuple[Tensor, Any, Tensor, list[Tensor], list[Tensor]]
 
 
+class Block(nn.Module):
+    """The block of a WTConvNeXt."""
+
+    def __init__(self, channels: int = 8) -> None:
+        super().__init__()
+        self.conv = WTConv2d(channels, channels, 3, wt_levels=2)
+        self.norm = nn.LayerNorm(channels)
+        self.widen, self.narrow = (
+            nn.Linear(channels, 2 * channels),
+            nn.Linear(2 * channels, channels),
+        )
+        self.gamma = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x).permute(0, 2, 3, 1))
+        y = self.gamma * self.narrow(nn.functional.gelu(self.widen(y)))
+        return x + y.permute(0, 3, 1, 2)
+
+
 def randomize(module: nn.Module, seed: int = 0) -> Any:
     """Draw every trainable parameter anew: scales in ±[0.5, 1.5], biases away from 0."""
     generator = torch.Generator().manual_seed(seed)

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from layer_cases import randomize
+from layer_cases import Block, randomize
 from torch import Tensor, nn
 from torch._inductor import config, custom_graph_pass, lowering
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -34,22 +34,6 @@ CALL = re.compile(
 # Operations that move numbers and do not compute any.
 MOVES = re.compile(r"(_?(clone|copy|permute|view|unsafe_view|to_copy|fused_forward|select)_?|\d)+")
 CHANNELS = 8
-
-
-class Block(nn.Module):
-    """The block of a WTConvNeXt."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = WTConv2d(CHANNELS, CHANNELS, 3, wt_levels=2)
-        self.norm = nn.LayerNorm(CHANNELS)
-        self.widen, self.narrow = nn.Linear(CHANNELS, 16), nn.Linear(16, CHANNELS)
-        self.gamma = nn.Parameter(torch.ones(CHANNELS))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(self.conv(x).permute(0, 2, 3, 1))
-        y = self.gamma * self.narrow(nn.functional.gelu(self.widen(y)))
-        return x + y.permute(0, 3, 1, 2)
 
 
 class Around(nn.Module):
@@ -128,7 +112,7 @@ def call_of_layer(code: str) -> str:
 @LAYOUT
 @TRAINING
 def test_block_is_one_extern_call_without_copies(device: str, layout: str, training: bool) -> None:
-    block = randomize(Block()).to(device)
+    block = randomize(Block(CHANNELS)).to(device)
     x = image(layout, device)
     results, codes = compiled_step(block, x, training)
     expected = step(block, x, training)
@@ -202,7 +186,7 @@ def test_users_choose_the_layout(layout: str, neighbours: str) -> None:
 
 def test_one_dynamic_graph_serves_sizes_of_all_parities() -> None:
     """In training too: what is saved for backward keeps strides that are no numbers."""
-    block = randomize(Block())
+    block = randomize(Block(CHANNELS))
     compiled = torch.compile(block, fullgraph=True, dynamic=True)
     for training in (True, False):
         with torch._dynamo.config.patch(error_on_recompile=False):

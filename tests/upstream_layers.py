@@ -25,16 +25,24 @@ def unavailable(*_: Any, **__: Any) -> Tensor:
 KERNELS = types.SimpleNamespace(scaled_depthwise_conv=unavailable, wavelet_branch=unavailable)
 
 
-class Strided(ReferenceWTConv2d):
+class Parts(nn.Module):
+    """The parts of a reference layer, for classes that do not extend its class."""
+
+    def __init__(self, channels: int, kernel_size: int = 5, **options: Any) -> None:
+        super().__init__()
+        vars(self).update(vars(ReferenceWTConv2d(channels, channels, kernel_size, **options)))
+
+
+class Strided(Parts):
     """The reference layer with the stride of the original one."""
 
     def __init__(self, channels: int, stride: int, **options: Any) -> None:
-        super().__init__(channels, channels, **options)
+        super().__init__(channels, **options)
         self.stride = stride
         self.do_stride = nn.AvgPool2d(kernel_size=1, stride=stride) if stride > 1 else None
 
     def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
+        y = ReferenceWTConv2d.forward(self, x)  # type: ignore[arg-type]
         return y if self.do_stride is None else self.do_stride(y)
 
 
@@ -65,11 +73,12 @@ class Fused(nn.Module):
         return kernels.wavelet_branch(x, base, list(self.wt_weights), list(self.wt_scales), size)
 
 
-class BiasAfterScale(Fused):
+class BiasAfterScale(nn.Module):
     """Names of the Triton layer, which holds no kernels and adds the bias after the scale."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__()
+        vars(self).update(vars(Fused(*arguments, **options)))
         del self._haar
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,11 +109,11 @@ class EarlyFused(nn.Module):
         return unavailable(x)
 
 
-class Activated(ReferenceWTConv2d):
+class Activated(Parts):
     """The structure of the reference layer with another forward."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(super().forward(x))
+        return F.gelu(ReferenceWTConv2d.forward(self, x))  # type: ignore[arg-type]
 
 
 class Variant(ReferenceWTConv2d):

@@ -28,6 +28,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+from ._errors import reraise
+
 FORWARD = torch.ops.wtconv.fused_forward.default
 MIXED_FORWARD = torch.ops.wtconv._fused_forward.default
 BACKWARD = torch.ops.wtconv.fused_backward.default
@@ -55,9 +57,12 @@ def call_backward(
     """Call fused_backward with a flat list of parameters; six outputs."""
     weight, bias, scale, *levels = parameters
     half = len(levels) // 2
-    outputs: tuple[Tensor, ...] = BACKWARD(
-        grad_output, input, weight, bias, scale, levels[:half], levels[half:], mask
-    )
+    try:
+        outputs: tuple[Tensor, ...] = BACKWARD(
+            grad_output, input, weight, bias, scale, levels[:half], levels[half:], mask
+        )
+    except RuntimeError as error:
+        reraise(error)
     return outputs
 
 

@@ -10,11 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any, cast
 
-from torch import Tensor, fx
+from torch import SymInt, Tensor, fx
 
 from ._rewrite import Rewritten, copy_of, filter_problem, has_candidates, rewrite
 
 _NAME, _GROUP = "wtconv", "torch_dynamo_backends"
+_NOT_COMPILED = (
+    "backend wtconv: Inductor cannot compile what was left alone for sizes that change (%s: %s); "
+    "the graph runs without compilation; torch.compile(..., dynamic=False) compiles it"
+)
 _log = logging.getLogger("wtconv_ops")
 
 
@@ -39,6 +43,9 @@ def wtconv(
     Haar's, it runs as captured, without compilation, and says so once. A change through
     ``Tensor.data``, which PyTorch does not count, makes the output NaN. dtype and layout of every
     output stay; under autocast the layer is rounded once, to the autocast dtype.
+
+    Inductor fails on the reference layer in training with sizes left open (``dynamic=True``): a
+    graph in which such a layer was left alone then runs without compilation, and the log says so.
 
     Args:
         graph_module: Graph that Dynamo captured.
@@ -68,7 +75,15 @@ def wtconv(
     plain = copy_of(graph_module)
     result = rewrite(graph_module)
     _report(result)
-    compiled = compile_rest(graph_module, example_inputs, config_patches=patches)
+    symbolic = any(isinstance(value, SymInt) for value in example_inputs)
+    uncompiled = copy_of(graph_module) if result.left and symbolic else None
+    try:
+        compiled = compile_rest(graph_module, example_inputs, config_patches=patches)
+    except Exception as error:
+        if uncompiled is None:
+            raise
+        compiled = uncompiled
+        _log.warning(_NOT_COMPILED, type(error).__name__, next(iter(str(error).splitlines()), ""))
     return _checked(compiled, plain, result.filters) if result.filters else compiled
 
 

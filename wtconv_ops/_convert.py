@@ -108,7 +108,9 @@ def convert(model: nn.Module, *, unproven: bool = False) -> ConversionReport:
     parameters, to show that they compute Algorithm 1. Class names and module paths play no part.
     A layer that is not shown to be equal is left alone, and the report says why: other or trainable
     filters, another padding or stride, parameters of its own, parametrizations or pruning, hooks on
-    its submodules, a replaced ``forward``, a compiled or scripted layer.
+    its submodules, a replaced ``forward``, a compiled or scripted layer. So is one whose class has
+    behaviour of its own: it extends the forward or any method of another layer class, or has public
+    methods beside its forward.
 
     The new layer has the very ``Parameter`` objects, so that an optimizer goes on, and the hooks
     (their handles still remove them), the training flags, dtype, device and ``requires_grad``. A

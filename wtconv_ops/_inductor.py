@@ -37,6 +37,7 @@ from typing import Any
 import torch
 
 from . import _library
+from ._errors import with_memory_errors
 
 GRAPH_OPS = ("_graph_forward", "_graph_backward")
 _PERMUTE = torch.ops.aten.permute.default
@@ -65,6 +66,18 @@ def install() -> None:
         _chain_pass()
     except Exception as error:  # a private API may fail in any way
         _warn(error)
+
+
+def type_memory_errors() -> None:
+    """Have the operators of compiled graphs raise torch.OutOfMemoryError.
+
+    No Python kernel of them runs: the one place for it is the bound function that an ``OpOverload``
+    calls. A torch without it leaves a RuntimeError with the same text.
+    """
+    for name in GRAPH_OPS:
+        operator: Any = getattr(torch.ops.wtconv, name, None)
+        if operator is not None and callable(getattr(operator.default, "_op", None)):
+            operator.default._op = with_memory_errors(operator.default._op)
 
 
 def uuid() -> str:

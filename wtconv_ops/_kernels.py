@@ -10,7 +10,7 @@ This module binds the operators, so it is imported only once they are defined.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,17 +26,8 @@ from ._autograd import (
     below_autograd,
     needs_derivative,
 )
+from ._errors import reraise, with_memory_errors
 from ._vmap import FuncFusedBackward, FuncFusedForward, FuncMixedFusedForward
-
-# How the library begins the message of a failed allocation, which reaches Python as RuntimeError.
-_OUT_OF_MEMORY = "wtconv: out of memory"
-
-
-def _reraise(error: RuntimeError) -> NoReturn:
-    """Raise ``error``, as torch.OutOfMemoryError if it says that an allocation failed."""
-    if _OUT_OF_MEMORY in str(error) and not isinstance(error, torch.OutOfMemoryError):
-        raise torch.OutOfMemoryError(str(error)) from None
-    raise error
 
 
 def _forward_kernel(operator: Any, function: Any) -> Callable[..., Tensor]:
@@ -60,7 +51,7 @@ def _forward_kernel(operator: Any, function: Any) -> Callable[..., Tensor]:
                     input, base_weight, base_bias, base_scale, wavelet_weights, wavelet_scales
                 )
         except RuntimeError as error:
-            _reraise(error)
+            reraise(error)
         return output
 
     return kernel
@@ -102,10 +93,11 @@ def backward_kernel(
                 output_mask,
             )
     except RuntimeError as error:
-        _reraise(error)
+        reraise(error)
     return outputs
 
 
+@with_memory_errors
 def front_forward_kernel(
     keyset: Any,
     input: Tensor,
@@ -126,6 +118,7 @@ def front_forward_kernel(
     return function.apply(*base, *weights, *scales)
 
 
+@with_memory_errors
 def front_mixed_forward_kernel(
     keyset: Any,
     input: Tensor,
@@ -142,6 +135,7 @@ def front_mixed_forward_kernel(
     )
 
 
+@with_memory_errors
 def front_backward_kernel(
     keyset: Any,
     grad_output: Tensor,

@@ -15,6 +15,7 @@ import torch
 
 FILE_NAME = "libwtconv_ops.so"
 NAMESPACE = "wtconv"
+MIN_TORCH = (2, 11)  # whose stable interface the library is built against
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ def _find(path: Path) -> Library:
     Raises:
         FileNotFoundError: There is no file.
         OSError, RuntimeError: The file cannot be loaded.
-        ValueError: The file is truncated, or is not the library of this version of the package.
+        ValueError: The file is truncated, or is not the library of this version of the package, or
+            torch is too old for it.
     """
     if ops_defined():
         handle = _already_loaded(path)
@@ -113,6 +115,11 @@ def _find(path: Path) -> Library:
             raise FileNotFoundError(path)
         if _is_truncated(path):
             raise ValueError("the file is truncated")
+        if tuple(map(int, torch.__version__.split(".")[:2])) < MIN_TORCH:
+            oldest = ".".join(map(str, MIN_TORCH))
+            raise ValueError(
+                f"torch {torch.__version__} is older than {oldest}; install torch>={oldest}"
+            )
         torch.ops.load_library(str(path))
         handle = ctypes.CDLL(str(path))
     if not ops_defined():

@@ -85,7 +85,10 @@ def _error(
         signs = torch.randint(0, 2, shape, generator=generator) * 2 - 1
         return (signs * values).to(device, dtype)
 
-    values = {name: draw(*p.shape) for name, p in structure.parameters.items()}
+    drawn: dict[int, Tensor] = {}  # a parameter that several levels share has one value
+    values = {
+        name: drawn.setdefault(id(p), draw(*p.shape)) for name, p in structure.parameters.items()
+    }
     input = draw(2, structure.channels, *size)
     with _quiet(device):
         found = _run(module, structure, values, input, train)
@@ -134,7 +137,7 @@ def _run(
         clone.__dict__["_haar"] = _STANDINS
     if "stride_filter" in module._parameters or "stride_filter" in module._buffers:
         tensors["stride_filter"] = getattr(module, "stride_filter").to(input.dtype)  # noqa: B009
-    return torch.func.functional_call(clone, tensors, (input,))
+    return torch.func.functional_call(clone, tensors, (input,), tie_weights=False)
 
 
 def _scaled_depthwise_conv(

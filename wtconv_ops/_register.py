@@ -93,6 +93,7 @@ def _register_graph(lib: torch.library.Library) -> None:
         if hasattr(getattr(torch.ops, _library.NAMESPACE), name):
             torch.library.register_fake(f"{_library.NAMESPACE}::{name}", fake, lib=lib)
             lib.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    _inductor.type_memory_errors()
 
 
 def _register_staged(lib: torch.library.Library) -> None:

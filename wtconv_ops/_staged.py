@@ -16,6 +16,7 @@ from torch import Tensor
 
 from . import _autocast, _checks, reference
 from ._autograd import below_autograd, needs_derivative
+from ._errors import with_memory_errors
 
 ANALYSIS_CONV = torch.ops.wtconv.analysis_conv.default
 SYNTHESIS = torch.ops.wtconv.synthesis.default
@@ -47,6 +48,7 @@ def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=_checks.memory_format_of(like))
 
 
+@with_memory_errors
 def analysis_conv_kernel(
     keyset: Any, input: Tensor, weight: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -59,6 +61,7 @@ def analysis_conv_kernel(
     return outputs
 
 
+@with_memory_errors
 def synthesis_kernel(keyset: Any, base: Tensor, coefficients: list[Tensor]) -> Tensor:
     """Autograd kernel of synthesis."""
     if needs_derivative((base, *coefficients)):

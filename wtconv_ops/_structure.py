@@ -41,6 +41,9 @@ _SIGNS = {*FILTERS, "base_scale", "wavelet_convs", "wavelet_scale", "wavelet_sca
     "wt_scales",
 }
 _SUBSAMPLING = ("do_stride", "stride_filter")
+# Methods of which WTConv2d has its own, and what Python gives every class.
+_COMMON = {"__init__", "extra_repr", "__repr__", "reset_parameters", "__dict__", "__weakref__"}
+_COMMON |= {"__annotate_func__", "__annotate__"}
 
 
 class MismatchError(Exception):
@@ -112,6 +115,7 @@ def read(module: nn.Module) -> Structure:
         required = {"base_conv", "base_scale", "wavelet_convs", "wavelet_scale", *FILTERS}
         optional = set()
     _require_names(members, required, optional | set(_SUBSAMPLING))
+    _require_plain_class(type(module))
     _require_no_hooks_within(module)
     names = dict(_names(kind, members))
     parameters = {}
@@ -152,6 +156,31 @@ def _require_plain_call(module: nn.Module) -> None:
     for hook in module._load_state_dict_pre_hooks.values():
         if getattr(hook, "with_module", False):
             _fail("a load_state_dict pre-hook is bound to it")
+
+
+def _require_plain_class(kind: type[nn.Module]) -> None:
+    """Nothing that the class does beside its ``forward`` is lost, and its forward is no extension.
+
+    A run shows what a forward computes for a few inputs. One that extends that of another layer
+    does so for a reason, which other inputs may show.
+    """
+    classes = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    layer = next((base for base in reversed(classes) if "forward" in vars(base)), nn.Module)
+    for base in classes:
+        own = [name for name in _methods(base) if name not in _COMMON]
+        if base is layer:  # its forward and the helpers of that
+            own = [n for n in own if n != "forward" and (n[0] != "_" or hasattr(nn.Module, n))]
+        extends = base is not layer and issubclass(base, layer)
+        verb = f"extends {layer.__name__} by" if extends else "has methods of its own:"
+        if own:
+            _fail(f"its class {base.__name__} {verb} {', '.join(own)}")
+
+
+def _methods(kind: type) -> list[str]:
+    """Names of what a class defines to be called, or computed when read."""
+    return sorted(
+        name for name, value in vars(kind).items() if callable(value) or hasattr(value, "__get__")
+    )
 
 
 def _require_names(members: Mapping[str, Any], required: set[str], optional: set[str]) -> None:

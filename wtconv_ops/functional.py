@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from . import _autocast, _checks, _library, reference
 from ._arguments import require_int
 from ._capability import can_run
+from ._errors import reraise
 
 __all__ = ["wtconv2d"]
 
@@ -68,9 +69,7 @@ def wtconv2d(
         stride = require_int("wtconv2d", "stride", stride, 1)
     weights, scales = list(wavelet_weights), list(wavelet_scales)
     if weights and _kernels_serve(input, base_weight, len(weights)):
-        output: Tensor = torch.ops.wtconv.fused_forward.default(
-            input, base_weight, base_bias, base_scale, weights, scales
-        )
+        output = _kernel(input, base_weight, base_bias, base_scale, weights, scales)
     else:
         output = _plain(input, _Parameters(base_weight, base_bias, base_scale, weights, scales))
     if stride == 1:
@@ -96,6 +95,17 @@ class _Parameters(NamedTuple):
             [weight.to(dtype) for weight in self.wavelet_weights],
             [scale.to(dtype) for scale in self.wavelet_scales],
         )
+
+
+def _kernel(*arguments: Any) -> Tensor:
+    """The operator; in inference mode no Python kernel of it gives a failed allocation its type."""
+    operator = torch.ops.wtconv.fused_forward.default
+    if torch.compiler.is_compiling():
+        return operator(*arguments)  # type: ignore[no-any-return]
+    try:
+        return operator(*arguments)  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        reraise(error)
 
 
 def _kernels_serve(input: Tensor, base_weight: Tensor, levels: int) -> bool:

@@ -284,7 +284,11 @@ Tensor allocate(const Tensor& like, const std::vector<int64_t>& sizes,
   } catch (const std::exception&) {
     std::string shape;
     for (const int64_t size : sizes) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
-    fail("wtconv: out of memory: cannot allocate a tensor of shape [" + shape + "]");
+    fail(std::string("wtconv: out of memory: ") +
+         (like.device().type() == torch::headeronly::DeviceType::CPU
+              ? "DefaultCPUAllocator: can't allocate memory for"
+              : "CUDA out of memory. Tried to allocate") +
+         " a tensor of shape [" + shape + "]");
   }
 }
 

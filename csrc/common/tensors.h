@@ -46,7 +46,8 @@ bool prefers_channels_last(const Tensor& tensor);
 Tensor empty_image(const Tensor& like, const std::vector<int64_t>& sizes, bool channels_last);
 // An uninitialised tensor on the device of `like`. Through torch's stable interface a failed
 // allocation has neither its type nor its text: the sentence that it fails with here is what the
-// Python kernels raise as torch.OutOfMemoryError.
+// Python kernels raise as torch.OutOfMemoryError. It has the words of torch's own errors, which
+// batch-size finders look for.
 Tensor allocate(const Tensor& like, const std::vector<int64_t>& sizes,
                 torch::headeronly::ScalarType dtype, bool channels_last = false);
 
