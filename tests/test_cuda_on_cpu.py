@@ -33,13 +33,14 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
 
 
 class Placed:
-    """Values amid NaN, of rows in aligned pieces of `unit` elements; or channels fastest."""
+    """Values amid NaN, of rows in aligned pieces of `unit` elements; or pixels, channels fastest."""
 
     def __init__(self, values: Tensor, dtype: torch.dtype, unit: int, last: bool = False) -> None:
         channels, height, width = values.shape[1:]
-        assert width % unit == 0 or last
+        assert (channels if last else width) % unit == 0
         if last:
-            strides = [height * width * (channels + 1) + 3, 1, width * (channels + 1), channels + 1]
+            pixel = channels + unit
+            strides = [height * width * pixel + 3 * unit, 1, width * pixel, pixel]
         else:
             pitch = width + unit
             plane = height * pitch + unit
@@ -116,6 +117,7 @@ class Forward:
     cells: int = 0
     bytes: int = 0  # of an access to the input and output; 0: an element
     last: bool = False
+    group: int = 0
     coarse: bool = False
     rotate: bool = False
     multiprocessors: int = 1
@@ -126,7 +128,8 @@ class Forward:
         size = "x".join(map(str, self.shape))
         flags = [name for name in ("last", "coarse", "rotate", "base") if getattr(self, name)]
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{dtype}-{size}-k{self.kernel}-L{self.levels}-G{self.cells}-{'-'.join(flags)}"
+        cells = f"C{self.group}" if self.group else f"G{self.cells}"
+        return f"{dtype}-{size}-k{self.kernel}-L{self.levels}-{cells}-{'-'.join(flags)}"
 
 
 # Whole planes, G x G to a tile: full and partial groups, every width of access.
@@ -153,6 +156,24 @@ PLANES = [
     Forward((2, 1, 50, 37), 5, 4, BF16, 1),
     Forward((1, 1, 1, 1), 5, 3, F32, 1),
 ]
+# Groups of channels: full and partial ones, every width of access, sizes and levels that are odd.
+GROUPS = [
+    Forward((5, 32, 7, 7), 5, 2, F32, 1, 16, True, 32, multiprocessors=2),
+    Forward((2, 33, 8, 5), 3, 4, F16, 1, 0, True, 32, rotate=True),
+    Forward((1, 36, 1, 1), 7, 3, BF16, 1, 8, True, 32),
+    Forward((2, 40, 16, 15), 7, 2, F16, 1, 16, True, 32, half_parameters=True),
+    Forward((9, 16, 14, 14), 5, 3, F32, 1, 16, True, 16),
+    Forward((2, 20, 13, 9), 5, 5, F32, 1, 8, True, 16, rotate=True),
+    Forward((3, 16, 14, 11), 3, 1, F16, 1, 16, True, 16),
+    Forward((2, 16, 28, 28), 5, 4, F32, 1, 16, True, 8),
+    Forward((2, 10, 17, 32), 7, 2, F16, 1, 4, True, 8),
+    Forward((1, 8, 31, 18), 3, 3, BF16, 1, 16, True, 8, half_parameters=True),
+    Forward((2, 4, 56, 56), 5, 5, F32, 1, 16, True, 4),
+    Forward((1, 6, 33, 50), 3, 6, F16, 1, 4, True, 4),
+    Forward((2, 4, 47, 64), 5, 2, F16, 1, 8, True, 4, base=False),
+    Forward((1, 5, 61, 35), 7, 1, F32, 1, 0, True, 4, rotate=True),
+    Forward((2, 3, 40, 36), 5, 3, F32, 1, 0, False, 4),
+]
 # Tiles of large planes: borders within a tile and past one, in both directions.
 TILES = [
     Forward((1, 1, 72, 80), 3, 1, F32, 0, 16),
@@ -175,7 +196,7 @@ TILES = [
 ]
 
 
-@pytest.mark.parametrize("case", PLANES + TILES, ids=str)
+@pytest.mark.parametrize("case", PLANES + GROUPS + TILES, ids=str)
 def test_forward_is_the_operator(kernels: Emulator, case: Forward) -> None:
     torch.manual_seed(0)
     batch, channels, height, width = case.shape
@@ -202,6 +223,7 @@ def test_forward_is_the_operator(kernels: Emulator, case: Forward) -> None:
         kernel_size=case.kernel,
         levels=case.levels,
         cells=case.cells,
+        group=case.group,
         tiles_y=tiles_y,
         tiles_x=tiles_x,
         tiles=-(-batch // case.cells**2) if case.cells else batch * tiles_y * tiles_x,
@@ -232,7 +254,9 @@ class Gradient:
     grad_bytes: int = 0
     splits: int = 1
     parts: int = 1
-    last: bool = False
+    last: bool = False  # grad_output
+    group: int = 0
+    last_input: bool = False
     low: bool = True
     base: bool = True
     level: bool = True
@@ -240,7 +264,8 @@ class Gradient:
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{dtype}-{size}-k{self.kernel}-G{self.cells}-{self.splits}x{self.parts}"
+        cells = f"C{self.group}" if self.group else f"G{self.cells}"
+        return f"{dtype}-{size}-k{self.kernel}-{cells}-{self.splits}x{self.parts}"
 
 
 GRADIENTS = [
@@ -263,6 +288,16 @@ GRADIENTS = [
     Gradient((1, 1, 72, 136), 3, BF16, 0, 16, 16, parts=2),
     Gradient((1, 1, 66, 72), 7, F16, 0, 8, 8, base=False),
     Gradient((1, 2, 40, 136), 7, BF16, 0, 16, 16, splits=2),
+    Gradient((5, 32, 7, 7), 5, F32, 1, 16, 16, 2, 1, True, 32, True),
+    Gradient((3, 36, 7, 5), 3, F16, 1, 8, 4, 1, 2, True, 32, True, low=False),
+    Gradient((2, 33, 16, 15), 5, BF16, 1, 2, 2, 1, 1, True, 32, True),
+    Gradient((3, 16, 14, 14), 5, F32, 1, 16, 8, 2, 1, True, 16, True),
+    Gradient((2, 20, 9, 13), 7, F16, 1, 8, 4, 1, 2, True, 16, True, base=False),
+    Gradient((2, 16, 28, 28), 5, F16, 1, 16, 16, 1, 1, True, 8, True),
+    Gradient((2, 10, 31, 18), 3, F32, 1, 8, 4, 1, 2, True, 8, True, level=False),
+    Gradient((3, 4, 56, 56), 5, F32, 1, 16, 16, 1, 2, True, 4, True),
+    Gradient((2, 7, 35, 61), 7, BF16, 1, 2, 2, 2, 1, True, 4, True),
+    Gradient((2, 4, 40, 64), 5, F16, 1, 2, 8, 1, 1, True, 4, False),
 ]
 
 
@@ -272,11 +307,19 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
     batch, channels, height, width = case.shape
     size = case.dtype.itemsize
     params = Parameters(channels, case.kernel, 1, F32, case.base)
-    x = Placed(torch.randn(case.shape) + 0.5, case.dtype, max(1, case.bytes // size))
-    unit = max(1, case.grad_bytes // size)
+    unit = max(1, case.bytes // size)
+    x = Placed(torch.randn(case.shape) + 0.5, case.dtype, unit, case.last_input)
+    if case.last and not case.group:
+        unit = 1
+    else:
+        unit = max(1, case.grad_bytes // size)
     g = Placed(torch.randn(case.shape) + 0.25, case.dtype, unit, case.last)
     band = (batch, channels, -(-height // 2), -(-width // 2))
-    low_input, low_grad = torch.full(band, torch.nan), torch.full(band, torch.nan)
+    low_input, low_grad = torch.full((2, *band), torch.nan)
+    if case.group:
+        low_input, low_grad = torch.full((2, band[0], *band[2:], channels), torch.nan).permute(
+            0, 1, 4, 2, 3
+        )
     sums = 5 * case.kernel**2 + 1
     partials = torch.full((channels, case.splits * case.parts, sums), torch.nan)
     tiles_y, tiles_x = -(-height // TILE), -(-width // TILE)
@@ -292,11 +335,12 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
         width=width,
         kernel_size=case.kernel,
         cells=case.cells,
+        group=case.group,
         tiles_y=tiles_y,
         tiles_x=tiles_x,
         tiles=-(-batch // case.cells**2) if case.cells else batch * tiles_y * tiles_x,
         input_bytes=max(case.bytes, size),
-        grad_bytes=max(1 if case.last else case.grad_bytes, size),
+        grad_bytes=max(1 if case.last and not case.group else case.grad_bytes, size),
         splits=case.splits,
         parts=case.parts,
         base_wanted=case.base,

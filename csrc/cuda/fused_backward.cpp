@@ -2,6 +2,8 @@
 // mirrored padding; the weight gradients come from one more pass over grad_output and input.
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
+
 #include "../common/gradients.h"
 #include "host.h"
 
@@ -78,27 +80,32 @@ class WeightGradient {
     launch.tiles_y = (input.height + kPatchTile - 1) / kPatchTile;
     launch.tiles_x = (input.width + kPatchTile - 1) / kPatchTile;
     launch.cells = choice.cells;
+    launch.group = choice.group;
     launch.tiles = patch_tiles(problem, choice);
-    constexpr int kBlocks = 3;  // of a multiprocessor
-    launch.splits = split_tiles(call_.channels, launch.tiles,
-                                kBlocks * device_properties(call_.device).multiprocessors);
+    const int slots =
+        patch_grad_blocks(problem, choice) * device_properties(call_.device).multiprocessors;
+    const int group = std::max(choice.group, 1);
+    launch.splits = split_tiles((call_.channels + group - 1) / group, launch.tiles, slots);
     launch.parts = grad_parts(launch.tiles, launch.splits);
     launch.base_wanted = wants_level(first_level, 0);
     launch.level_wanted = wants_level(first_level, 1);
     launch.bias_wanted = wants_bias(first_level);
-    launch.grad_bytes = access_bytes(grad_output);
-    launch.input_bytes = access_bytes(input);
+    const int channels = choice.group > 0 ? call_.channels : 0;
+    launch.grad_bytes = access_bytes(grad_output, channels);
+    launch.input_bytes = access_bytes(input, channels);
     const Tensor sums = partials(int64_t(launch.splits) * launch.parts, 1, input.dtype);
     launch.partials = static_cast<float*>(sums.mutable_data_ptr());
     std::pair<Tensor, Plane> low_grad, low_input;
     const bool deeper = first_level + 1 < call_.levels() && wants_beyond(first_level + 1);
     if (deeper) {
-      low_grad = call_.lowpass(grad_output, 1);
-      low_input = call_.lowpass(input, 1);
+      low_grad = call_.lowpass(grad_output, 1, choice.group > 0);
+      low_input = call_.lowpass(input, 1, choice.group > 0);
       launch.low_grad = static_cast<float*>(low_grad.first.mutable_data_ptr());
       launch.low_input = static_cast<float*>(low_input.first.mutable_data_ptr());
     }
-    check_launch(choice.cells > 0 || input.dtype == DType::kFloat32
+    check_launch(choice.group > 0
+                     ? launch_group_weight_grad(launch, input.dtype, call_.stream)
+                 : choice.cells > 0 || input.dtype == DType::kFloat32
                      ? launch_patch_weight_grad(launch, input.dtype, call_.stream)
                      : launch_mma_weight_grad(launch, input.dtype, call_.stream));
     finish(sums, first_level, 1, input.dtype);

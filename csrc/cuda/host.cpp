@@ -67,13 +67,15 @@ LoadPath choose_load_path(const TileLaunch& p, const View& v, DType dtype) {
                                                                     : LoadPath::kScalar;
 }
 
-int access_bytes(const Plane& plane) {
+int access_bytes(const Plane& plane, int channels) {
   const View& v = plane.view;
   const int element = element_bytes(plane.dtype);
-  if (v.stride_x != 1) return element;
+  const bool pixels = channels > 0;
+  if ((pixels ? v.stride_c : v.stride_x) != 1) return element;
   const int64_t address = int64_t(reinterpret_cast<uintptr_t>(v.data));
   int bytes = 16;
-  for (const int64_t elements : {v.stride_b, v.stride_c, v.stride_y, int64_t(plane.width)}) {
+  for (const int64_t elements : {v.stride_b, pixels ? v.stride_x : v.stride_c, v.stride_y,
+                                 int64_t(pixels ? channels : plane.width)}) {
     while (bytes > element && (elements * element % bytes != 0 || address % bytes != 0)) bytes /= 2;
   }
   return bytes;
@@ -107,15 +109,16 @@ Problem Call::problem(const Plane& input, int first_level, bool adjoint) const {
           adjoint};
 }
 
-std::pair<Tensor, Plane> Call::lowpass(const Plane& input, int levels) const {
+std::pair<Tensor, Plane> Call::lowpass(const Plane& input, int levels, bool channels_last) const {
   const bool in_double = accumulates_in_double(input.dtype);
   const int unit = 1 << levels, rows = (input.height + unit - 1) / unit,
             cols = (input.width + unit - 1) / unit;
   const auto scalar =
       in_double ? torch::headeronly::ScalarType::Double : torch::headeronly::ScalarType::Float;
-  const Tensor band = allocate(like, {batch, channels, rows, cols}, scalar);
+  const Tensor band = allocate(like, {batch, channels, rows, cols}, scalar, channels_last);
   return {band,
-          {output_view(band), in_double ? DType::kFloat64 : DType::kFloat32, rows, cols, false}};
+          {output_view(band), in_double ? DType::kFloat64 : DType::kFloat32, rows, cols,
+           channels_last}};
 }
 
 RawParameters Call::parameters(int first_level, int levels, bool adjoint) const {
@@ -190,8 +193,9 @@ void Call::run_patches(const Plane& input, const Plane& output, int first_level,
   launch.tiles_y = (input.height + kPatchTile - 1) / kPatchTile;
   launch.tiles_x = (input.width + kPatchTile - 1) / kPatchTile;
   launch.cells = choice.cells;
+  launch.group = choice.group;
   launch.tiles = patch_tiles(problem(input, first_level, adjoint), choice);
-  launch.input_bytes = access_bytes(input);
+  launch.input_bytes = access_bytes(input, choice.group > 0 ? channels : 0);
   launch.wide_output = access_bytes(output) == 16;
   std::pair<Tensor, Plane> coarse;
   if (first_level + levels < this->levels()) {
@@ -201,7 +205,9 @@ void Call::run_patches(const Plane& input, const Plane& output, int first_level,
     launch.coarse_cols = coarse.second.width;
   }
   const int multiprocessors = device_properties(device).multiprocessors;
-  check_launch(choice.cells > 0 ? launch_patch_planes(launch, input.dtype, multiprocessors, stream)
+  check_launch(choice.group > 0
+                   ? launch_group_forward(launch, input.dtype, multiprocessors, stream)
+               : choice.cells > 0 ? launch_patch_planes(launch, input.dtype, multiprocessors, stream)
                : input.dtype == DType::kFloat32
                    ? launch_patch_forward(launch, multiprocessors, stream)
                    : launch_mma_forward(launch, input.dtype, multiprocessors, stream));

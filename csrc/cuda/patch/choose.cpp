@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "group_layout.h"
 #include "mma_layout.h"
 
 namespace wtconv::cuda {
@@ -12,23 +13,36 @@ int with_element(int bytes, F f) {
   return bytes == 4 ? f(std::integral_constant<int, 4>()) : f(std::integral_constant<int, 2>());
 }
 
+// A channels_last plane of several channels, unless more than half of them would be missing.
+PatchChoice choose_group(const Problem& p) {
+  const int group = group_of(std::max(p.height, p.width));
+  const bool can = is_among(PlaneKernelSizes(), p.kernel_size) && p.levels < kMaxLaunchLevels &&
+                   round_up(p.channels, group) <= 2 * p.channels;
+  return can ? PatchChoice{p.levels, 1, group} : PatchChoice{};
+}
+
 // Whole planes: as many to a tile as fit it.
 PatchChoice choose_planes(const Problem& p, const Device& device) {
   int cells = 1;
   while (cells < 8 && std::max(p.height, p.width) * cells * 2 <= kPatchTile) cells *= 2;
-  const PatchChoice choice{p.levels, cells};
+  const PatchChoice choice{p.levels, cells, 0};
   const int deepest = cells == 1 ? 6 : cells == 2 ? 5 : cells == 4 ? 4 : 3;
   // Cells and planes that stay empty cost as much as full ones.
   const int64_t pixels = p.batch * p.height * p.width;
   const int64_t computed = int64_t(patch_tiles(p, choice)) * kPatchTile * kPatchTile;
   const bool can = is_among(PlaneKernelSizes(), p.kernel_size) && p.levels <= deepest &&
                    patch_bytes(p, choice) <= device.shared_per_block;
-  return can && pixels * 4 >= computed ? choice : PatchChoice{0, 0};
+  return can && pixels * 4 >= computed ? choice : PatchChoice{};
 }
 
 }  // namespace
 
 int patch_bytes(const Problem& p, const PatchChoice& choice) {
+  if (choice.group > 0) {
+    return GroupForward(p.height, p.width, p.kernel_size, choice.levels, p.element_bytes,
+                        choice.group)
+        .bytes;
+  }
   return with_element(p.element_bytes, [&](auto element) {
     if (choice.cells == 0) {
       return with_constant(PatchKernelSizes(), p.kernel_size, [&](auto k) {
@@ -49,6 +63,8 @@ int patch_bytes(const Problem& p, const PatchChoice& choice) {
 }
 
 int patch_grad_bytes(const Problem& p, const PatchChoice& choice) {
+  if (choice.group > 0)
+    return GroupGrad(p.height, p.width, p.kernel_size, p.element_bytes, choice.group).bytes;
   return with_element(p.element_bytes, [&](auto element) {
     return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
       return with_constant(GradCells(), choice.cells, [&](auto g) {
@@ -62,6 +78,11 @@ int patch_grad_bytes(const Problem& p, const PatchChoice& choice) {
   });
 }
 
+int patch_grad_blocks(const Problem& p, const PatchChoice& choice) {
+  if (choice.group == 0) return 3;
+  return GroupGrad(p.height, p.width, p.kernel_size, p.element_bytes, choice.group).blocks();
+}
+
 int patch_tiles(const Problem& p, const PatchChoice& choice) {
   if (choice.cells > 0) return int((p.batch - 1) / (choice.cells * choice.cells) + 1);
   const auto count = [](int pixels) { return (pixels + kPatchTile - 1) / kPatchTile; };
@@ -72,29 +93,35 @@ PatchChoice choose_patch(const Problem& p, const Device& device) {
   constexpr int64_t kMostPixels = int64_t(INT32_MAX) * 1024;  // so that tiles fit an int
   if (p.accumulator_bytes != 4 || !is_among(PatchKernelSizes(), p.kernel_size) ||
       p.batch > INT32_MAX || p.batch * p.channels * p.height * p.width > kMostPixels) {
-    return {0, 0};
+    return {};
   }
   const int longest = std::max(p.height, p.width), shortest = std::min(p.height, p.width);
   // Tensor cores take planes of one tile, too: no other plane would share it.
   const bool tiles = !p.channels_last && shortest > kPatchTile / 2 &&
                      (longest > kPatchTile || p.element_bytes == 2);
-  if (!tiles) return longest <= kPatchTile ? choose_planes(p, device) : PatchChoice{0, 0};
+  if (!tiles && longest > kPatchTile) return {};
+  if (p.channels_last) {
+    const PatchChoice choice = choose_group(p);
+    if (choice.levels > 0 && patch_bytes(p, choice) <= device.shared_per_block) return choice;
+  }
+  if (!tiles) return choose_planes(p, device);
   // Three levels on chip where they are all: the halo of the third costs more than a low-pass pass
   // that also serves the levels past it (8x64x256x256 float32 on an H100: L=3 0.219 against 0.246
   // ms, L=5 0.314 against 0.246).
   const bool three = p.levels == 3 && p.kernel_size <= kMostForThreeLevels && p.element_bytes == 4;
   for (int levels = three ? 3 : std::min(p.levels, 2); levels > 0; --levels) {
-    if (patch_bytes(p, {levels, 0}) <= device.shared_per_block) return {levels, 0};
+    const PatchChoice choice{levels, 0, 0};
+    if (patch_bytes(p, choice) <= device.shared_per_block) return choice;
   }
-  return {0, 0};
+  return {};
 }
 
 PatchChoice choose_patch_grad(const Problem& p, const Device& device) {
-  if (!is_among(PlaneKernelSizes(), p.kernel_size)) return {0, 0};
+  if (!is_among(PlaneKernelSizes(), p.kernel_size)) return {};
   Problem one_level = p;
   one_level.levels = 1;
   const PatchChoice choice = choose_patch(one_level, device);
-  return patch_grad_bytes(p, choice) <= device.shared_per_block ? choice : PatchChoice{0, 0};
+  return patch_grad_bytes(p, choice) <= device.shared_per_block ? choice : PatchChoice{};
 }
 
 // The fewest rounds of tiles, a round being what the slots hold; a block costs about a tile more,

@@ -1,0 +1,269 @@
+// The operator on channels_last planes of at most a tile, all levels on chip: a lane is a channel.
+//
+// A block takes a plane of a group of neighbouring channels, as memory has them: shared memory
+// holds the channels of a pixel side by side, from the window of x to the coarsest band, so that
+// pieces of 16 bytes are copied as they are and lanes touch different banks without any rule for
+// the columns. A thread takes a strip of one channel, 1 x 7 coefficients of level 1 and their 2 x
+// 14 pixels:
+//
+//   copy the window -> base path of the strip in registers, level 1 -> the next window's copy
+//   starts; coarser levels -> they are filtered, all at once -> their sum at level 2 -> level 1 is
+//   filtered and added to the strip, which is stored
+//
+// A plane takes its own size and no more; rows past its ends are read from a row of zeros. x is
+// read once and y written once.
+#include "../launch.cuh"
+#include "group.cuh"
+
+namespace wtconv::cuda {
+namespace {
+
+struct GroupLaunch {
+  PatchLaunch patch;
+  GroupForward memory;
+};
+
+// Scaled taps of the group, [slot][tap][tap_pitch], then the biases. The loads of a batch are under
+// way together.
+template <int K, int kGroup, int kBatch, class Read>
+__device__ __forceinline__ void load_group_taps(const RawParameters& p, int first, int channels,
+                                                int levels, Read read_parameter, float* taps) {
+  constexpr int kTaps = K * K, kPitch = GroupForward::tap_pitch(kGroup);
+  const int slots = 1 + kSubbands * levels;
+#pragma unroll 1
+  for (int level = 0; level <= levels; ++level) {
+    const int bands = level ? kSubbands : 1;
+    const int64_t origin = int64_t(first) * bands;
+    const int count = p.weight[level] ? channels * bands * kTaps : 0;
+    const float factor = 1.0f / float(1 << level);
+    for (int n = threadIdx.x; n < count; n += kBatch * blockDim.x) {
+      float weight[kBatch], scale[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int at = min(n + i * int(blockDim.x), count - 1);
+        weight[i] = read_parameter(p.weight[level], origin * kTaps + at);
+        scale[i] = read_parameter(p.scale[level], origin + at / kTaps);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int at = n + i * int(blockDim.x), tap = at % kTaps, group = at / kTaps;
+        if (at >= count) break;
+        const int slot = level ? 4 * level - 3 + group % kSubbands : 0;
+        taps[(slot * kTaps + (p.rotate ? kTaps - 1 - tap : tap)) * kPitch + group / bands] =
+            scale[i] * weight[i] * factor;
+      }
+    }
+  }
+  if (p.bias && int(threadIdx.x) < channels) {
+    const int channel = first + int(threadIdx.x);
+    taps[slots * kTaps * kPitch + threadIdx.x] =
+        read_parameter(p.scale[0], channel) * read_parameter(p.bias, channel);
+  }
+}
+
+// Levels from 2 on, a strip at a time, in one list.
+template <int K, int kGroup>
+__device__ __forceinline__ void filter_coarse(const GroupForward& memory, int levels,
+                                              unsigned char* shared, int channel,
+                                              const float* taps) {
+  constexpr int kCols = strip_of(kGroup), kPitch = GroupForward::tap_pitch(kGroup);
+  const int slots = blockDim.x / kGroup;
+  int n = threadIdx.x / kGroup;
+#pragma unroll 1
+  for (int level = 2; level <= levels; ++level) {
+    const GroupBands &raw = memory.level[level], &to = memory.filtered[level];
+    const int strips = raw.strips(kCols), across = strips / raw.rows;
+#pragma unroll 1
+    for (; n < kSubbands * strips; n += slots) {
+      const int band = n / strips, strip = n % strips;
+      const int y = strip / across, x = strip % across * kCols;
+      float sum[1][kCols] = {};
+      convolve_strip<K, kPitch>(Band<float, kGroup>(raw, band, shared, memory.zeros, channel), y, x,
+                                taps + (4 * level - 3 + band) * K * K * kPitch, sum);
+      float* out = reinterpret_cast<float*>(shared + to.offset) + band * to.band() + y * to.pitch +
+                   x * kGroup + channel;
+#pragma unroll
+      for (int u = 0; u < kCols; ++u) {
+        if (x + u < to.cols) out[u * kGroup] = sum[0][u];
+      }
+    }
+    n -= kSubbands * strips;
+  }
+}
+
+// The reconstruction of a level at (y, x) of the next finer one.
+template <int kGroup>
+__device__ __forceinline__ float synthesise(const float* filtered, const GroupBands& bands, int y,
+                                            int x, int bit) {
+  const float* f = filtered + (y >> (bit + 1)) * bands.pitch + (x >> (bit + 1)) * kGroup;
+  const float row_sign = (y >> bit) & 1 ? -1.0f : 1.0f, col_sign = (x >> bit) & 1 ? -1.0f : 1.0f;
+  return (f[0] + row_sign * f[bands.band()]) +
+         col_sign * (f[2 * bands.band()] + row_sign * f[3 * bands.band()]);
+}
+
+// Adds the reconstruction of levels >= 3 to what level 2 filtered of its low-pass band.
+template <int kGroup>
+__device__ __forceinline__ void gather_coarse(const GroupForward& memory, int levels,
+                                              unsigned char* shared, int channel) {
+  const GroupBands& to = memory.filtered[2];
+  const auto filtered = [&](int level) {
+    return reinterpret_cast<float*>(shared + memory.filtered[level].offset) + channel;
+  };
+#pragma unroll 1
+  for (int n = threadIdx.x / kGroup; n < to.rows * to.cols; n += blockDim.x / kGroup) {
+    const int y = n / to.cols, x = n % to.cols;
+    float sum = 0;
+#pragma unroll 1
+    for (int level = 3; level <= levels; ++level)
+      sum += synthesise<kGroup>(filtered(level), memory.filtered[level], y, x, level - 3);
+    filtered(2)[y * to.pitch + x * kGroup] += sum;
+  }
+}
+
+// sum += the synthesis of level 1, to whose low-pass band `low` belongs.
+template <int K, int kGroup, int kCols>
+__device__ __forceinline__ void add_strip(const GroupForward& memory, const unsigned char* shared,
+                                          int channel, int y, int x, const float* taps,
+                                          float (&low)[1][kCols], float (&sum)[2][2 * kCols]) {
+  constexpr int kPitch = GroupForward::tap_pitch(kGroup);
+#pragma unroll 1
+  for (int band = 0; band < kSubbands; ++band) {
+    convolve_strip<K, kPitch>(
+        Band<float, kGroup>(memory.level[1], band, shared, memory.zeros, channel), y, x,
+        taps + (1 + band) * K * K * kPitch, low);
+    const float row_sign = band & 1 ? -1.0f : 1.0f, col_sign = band & 2 ? -1.0f : 1.0f;
+#pragma unroll
+    for (int u = 0; u < kCols; ++u) {
+      const float value = low[0][u];
+      sum[0][2 * u] += value;
+      sum[0][2 * u + 1] += col_sign * value;
+      sum[1][2 * u] += row_sign * value;
+      sum[1][2 * u + 1] += row_sign * col_sign * value;
+      low[0][u] = 0;
+    }
+  }
+}
+
+template <class T, int kCols>
+__device__ __forceinline__ void store_strip(const PatchLaunch& p, T* out, int rows, int cols,
+                                            const float (&sum)[2][kCols]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (r >= rows) break;
+    T* at = out + r * p.output.stride_y;
+#pragma unroll
+    for (int u = 0; u < kCols; ++u) {
+      if (u < cols) *at = narrow<T>(sum[r][u]);
+      at += p.output.stride_x;
+    }
+  }
+}
+
+template <class T, int K, int kGroup>
+__global__ void __launch_bounds__(kGroupThreads)
+    group_forward_kernel(const __grid_constant__ GroupLaunch launch) {
+  constexpr int kCols = strip_of(kGroup), kPitch = GroupForward::tap_pitch(kGroup);
+  const PatchLaunch& p = launch.patch;
+  const GroupForward& memory = launch.memory;
+  extern __shared__ __align__(16) unsigned char shared[];
+  T* pixels = reinterpret_cast<T*>(shared + memory.pixels.offset);
+  float* taps = reinterpret_cast<float*>(shared + memory.taps);
+
+  // Blocks that run at the same time are neighbours in memory.
+  const int groups = (p.channels + kGroup - 1) / kGroup, split = blockIdx.x / groups;
+  const int first = blockIdx.x % groups * kGroup, channels = min(kGroup, p.channels - first);
+  const T* input = static_cast<const T*>(p.input.data) + first * p.input.stride_c;
+  const auto start = [&](int item) {
+    if (item >= p.batch) return;
+    fill_group<kGroup>(input + item * p.input.stride_b, p.input, p.input_bytes, channels,
+                       memory.pixels, pixels);
+  };
+  clear_group(shared, memory.bytes);
+  start(split);
+  if (p.params.dtype == DType::kFloat32) {
+    load_group_taps<K, kGroup, 8>(
+        p.params, first, channels, p.levels,
+        [](const void* data, int64_t i) { return static_cast<const float*>(data)[i]; }, taps);
+  } else {
+    load_group_taps<K, kGroup, 1>(
+        p.params, first, channels, p.levels,
+        [&](const void* data, int64_t i) { return read<float>(data, p.params.dtype, i); }, taps);
+  }
+
+  const int channel = threadIdx.x % kGroup, strip = threadIdx.x / kGroup;
+  const GroupBands& level1 = memory.level[1];
+  const int across = level1.strips(kCols) / level1.rows;
+  const int y = strip / across, x = strip % across * kCols;
+  const bool mine = y < level1.rows;
+  taps += channel;
+#pragma unroll 1
+  for (int item = split; item < p.batch; item += p.splits) {
+    wait_for_copies();
+    __syncthreads();
+    float sum[2][2 * kCols], low[1][kCols] = {};
+    if (mine) {
+      const Band<T, kGroup> window(memory.pixels, 0, shared, memory.zeros, channel);
+      const float bias = taps[(1 + kSubbands * p.levels) * K * K * kPitch];
+#pragma unroll
+      for (int u = 0; u < 2 * kCols; ++u) sum[0][u] = sum[1][u] = bias;
+      convolve_strip<K, kPitch>(window, 2 * y, 2 * x, taps, sum);
+      analyse_strip<kCols>(window, level1, y, x,
+                           reinterpret_cast<float*>(shared + level1.offset) + channel,
+                           [](int, float) {});
+    }
+    __syncthreads();
+    start(item + p.splits);
+#pragma unroll 1
+    for (int level = 2; level <= p.levels; ++level) {
+      const Band<float, kGroup> finer(memory.level[level - 1], 0, shared, memory.zeros, channel);
+      const GroupBands& to = memory.level[level];
+      for (int n = threadIdx.x / kGroup; n < to.rows * to.cols; n += blockDim.x / kGroup) {
+        analyse_strip<1>(finer, to, n / to.cols, n % to.cols,
+                         reinterpret_cast<float*>(shared + to.offset) + channel, [](int, float) {});
+      }
+      __syncthreads();
+    }
+    if (p.levels > 1) {
+      filter_coarse<K, kGroup>(memory, p.levels, shared, channel, taps);
+      __syncthreads();
+      if (p.levels > 2) {
+        gather_coarse<kGroup>(memory, p.levels, shared, channel);
+        __syncthreads();
+      }
+    }
+    if (!mine) continue;
+    if (p.levels > 1) {
+      const float* filtered =
+          reinterpret_cast<const float*>(shared + memory.filtered[2].offset) + channel;
+#pragma unroll
+      for (int u = 0; u < kCols; ++u)
+        low[0][u] = synthesise<kGroup>(filtered, memory.filtered[2], y, x + u, 0);
+    }
+    add_strip<K, kGroup>(memory, shared, channel, y, x, taps, low, sum);
+    if (channel >= channels) continue;
+    T* out = static_cast<T*>(p.output.data) + (first + channel) * p.output.stride_c +
+             item * p.output.stride_b + 2 * y * p.output.stride_y + 2 * x * p.output.stride_x;
+    store_strip(p, out, p.height - 2 * y, p.width - 2 * x, sum);
+  }
+}
+
+}  // namespace
+
+const char* launch_group_forward(const PatchLaunch& p, DType activations, int multiprocessors,
+                                 cudaStream_t stream) {
+  return dispatch_float(activations, [&](auto t) {
+    return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
+      return with_constant(Groups(), p.group, [&](auto group) {
+        GroupLaunch launch{p, {p.height, p.width, p.kernel_size, p.levels, sizeof(t), p.group}};
+        const int groups = (p.channels + p.group - 1) / p.group;
+        launch.patch.splits =
+            split_tiles(groups, p.batch, launch.memory.blocks() * multiprocessors);
+        return launch_kernel(&group_forward_kernel<decltype(t), k(), group()>, launch,
+                             int64_t(groups) * launch.patch.splits, launch.memory.threads,
+                             launch.memory.bytes, stream);
+      });
+    });
+  });
+}
+
+}  // namespace wtconv::cuda

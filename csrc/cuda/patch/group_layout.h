@@ -1,0 +1,115 @@
+// Shared memory of the kernels for channels_last planes: a group of neighbouring channels side by
+// side at every position. Planes have their own sizes, known at run time. No CUDA header.
+#pragma once
+
+#include <algorithm>
+
+#include "layout.h"
+
+namespace wtconv::cuda {
+
+// Channels of a block: pieces of 16 bytes of float32 where a plane fills the multiprocessor, up to
+// whole warps for the smallest ones.
+using Groups = Constants<4, 8, 16, 32>;
+constexpr int group_of(int longest) {
+  return longest <= 8 ? 32 : longest <= 14 ? 16 : longest <= 16 ? 32 : longest <= 32 ? 8 : 4;
+}
+// Coefficients of a strip, the work of a thread: 28, 14 and 7 are multiples of 7, and the strips of
+// a row of 28 touch different banks.
+constexpr int strip_of(int group) { return group == 32 ? 4 : 7; }
+// Of a multiprocessor, which leaves a thread 96 registers: the strips of four planes of 64 x 64.
+constexpr int kGroupThreads = 640;
+constexpr int grad_threads(int group) { return group <= 8 ? 256 : 128; }
+// Blocks that registers leave room for: a thread keeps two sums of each tap.
+constexpr int grad_blocks(int kernel_size, int group) {
+  return (kernel_size < 7 ? 512 : 256) / grad_threads(group);
+}
+
+// One band of a group, or several equal ones: the first channel of position (y, x) is element
+// y * pitch + x * group of it. Zeros end each row, and with them the row below begins.
+struct GroupBands {
+  int rows, cols, pitch;
+  int offset;  // of the first position, in bytes
+
+  constexpr int strips(int cols_of_strip) const {
+    return rows * ((cols + cols_of_strip - 1) / cols_of_strip);
+  }
+  constexpr int band() const { return rows * pitch; }
+};
+
+struct GroupMemory {
+  int group, bytes;
+
+  // `most`: columns of a strip, which may reach past the last row.
+  constexpr GroupBands add(int count, int rows, int cols, int zeros, int element, int most) {
+    const GroupBands bands{rows, cols, (cols + zeros) * group, bytes + zeros * group * element};
+    take((count * rows * (cols + zeros) + 2 * zeros + most) * element);
+    return bands;
+  }
+  // Returns the offset of `size` bytes of each channel.
+  constexpr int take(int size) {
+    const int offset = bytes;
+    bytes = round_up(bytes + size * group, 16);
+    return offset;
+  }
+  // Zeros in the place of a row past the first or the last one, as wide as a strip reads.
+  constexpr int take_zeros(int kernel_size, int element, int strip) {
+    return take(std::max(2 * strip * element, strip * 4) + (kernel_size - 1) * 4);
+  }
+};
+
+// The forward kernel. Levels from 2 on keep what they filtered; level 1 goes from registers to y.
+struct GroupForward {
+  GroupBands pixels, level[kMaxLaunchLevels + 1], filtered[kMaxLaunchLevels + 1];
+  int zeros, taps, bytes, threads;
+
+  // Taps of a channel lie group + 1 apart, so that neighbouring taps may be written at once.
+  static constexpr int tap_pitch(int group) { return group + 1; }
+  static constexpr int tap_count(int kernel_size, int levels) {
+    return (1 + kSubbands * levels) * kernel_size * kernel_size;
+  }
+
+  GroupForward(int height, int width, int kernel_size, int levels, int element, int group) {
+    const int radius = kernel_size / 2, strip = strip_of(group);
+    GroupMemory memory{group, 0};
+    pixels = memory.add(1, height, width, radius, element, 2 * strip);
+    for (int l = 1; l <= levels; ++l) {
+      const int rows = (height + (1 << l) - 1) >> l, cols = (width + (1 << l) - 1) >> l;
+      level[l] = memory.add(kSubbands, rows, cols, radius, 4, strip);
+      if (l > 1) filtered[l] = memory.add(kSubbands, rows, cols, 0, 4, strip);
+    }
+    zeros = memory.take_zeros(kernel_size, element, strip);
+    taps = memory.take(0);
+    bytes = round_up(taps + (tap_count(kernel_size, levels) + 1) * tap_pitch(group) * 4, 16);
+    threads = round_up(level[1].strips(strip) * group, 32);
+  }
+  int blocks() const {
+    return std::max(1, std::min(kGroupThreads / threads, blocks_of(bytes, kGroupThreads)));
+  }
+};
+
+// The weight-gradient kernel: level 1 of both operands, grad_output with the halo.
+struct GroupGrad {
+  struct Operand {
+    GroupBands pixels, level1;
+  } grad, input;
+  int zeros, sums, bytes, most_blocks;
+
+  GroupGrad(int height, int width, int kernel_size, int element, int group) {
+    const int radius = kernel_size / 2, strip = strip_of(group);
+    GroupMemory memory{group, 0};
+    const int rows = (height + 1) / 2, cols = (width + 1) / 2;
+    grad = {memory.add(1, height, width, radius, element, 2 * strip),
+            memory.add(kSubbands, rows, cols, radius, 4, strip)};
+    // A column of zeros is what an odd width is padded with.
+    input = {memory.add(1, height, width, 1, element, 2 * strip),
+             memory.add(kSubbands, rows, cols, 0, 4, strip)};
+    zeros = memory.take_zeros(kernel_size, element, strip);
+    sums = memory.take(((1 + kSubbands) * kernel_size * kernel_size + 1) * 4);
+    bytes = memory.bytes;
+    most_blocks = grad_blocks(kernel_size, group);
+  }
+  int blocks() const { return std::max(1, blocks_of(bytes, most_blocks)); }
+};
+
+}  // namespace wtconv::cuda
