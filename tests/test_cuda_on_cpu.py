@@ -33,7 +33,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
 
 
 class Placed:
-    """Values amid NaN, of rows in aligned pieces of `unit` elements; or pixels, channels fastest."""
+    """Values amid NaN, rows in aligned pieces of `unit` elements; or pixels, channels fastest."""
 
     def __init__(self, values: Tensor, dtype: torch.dtype, unit: int, last: bool = False) -> None:
         channels, height, width = values.shape[1:]

@@ -103,8 +103,7 @@ class WeightGradient {
       launch.low_grad = static_cast<float*>(low_grad.first.mutable_data_ptr());
       launch.low_input = static_cast<float*>(low_input.first.mutable_data_ptr());
     }
-    check_launch(choice.group > 0
-                     ? launch_group_weight_grad(launch, input.dtype, call_.stream)
+    check_launch(choice.group > 0 ? launch_group_weight_grad(launch, input.dtype, call_.stream)
                  : choice.cells > 0 || input.dtype == DType::kFloat32
                      ? launch_patch_weight_grad(launch, input.dtype, call_.stream)
                      : launch_mma_weight_grad(launch, input.dtype, call_.stream));

@@ -205,9 +205,9 @@ void Call::run_patches(const Plane& input, const Plane& output, int first_level,
     launch.coarse_cols = coarse.second.width;
   }
   const int multiprocessors = device_properties(device).multiprocessors;
-  check_launch(choice.group > 0
-                   ? launch_group_forward(launch, input.dtype, multiprocessors, stream)
-               : choice.cells > 0 ? launch_patch_planes(launch, input.dtype, multiprocessors, stream)
+  check_launch(choice.group > 0 ? launch_group_forward(launch, input.dtype, multiprocessors, stream)
+               : choice.cells > 0
+                   ? launch_patch_planes(launch, input.dtype, multiprocessors, stream)
                : input.dtype == DType::kFloat32
                    ? launch_patch_forward(launch, multiprocessors, stream)
                    : launch_mma_forward(launch, input.dtype, multiprocessors, stream));

@@ -8,26 +8,33 @@
 
 namespace wtconv::cuda {
 
-// A band as a thread sees it: one channel, kGroup elements from column to column. Rows outside are
-// zeros.
-template <class T, int kGroup>
-struct Band {
+// A band, or a window of pixels, as a thread sees it: one channel, kGroup elements from column to
+// column. Rows outside are zeros.
+template <class T, int kGroup, bool kPixels>
+struct Rows {
+  static constexpr int kStep = kGroup;
   const T *first, *zeros;
-  int rows, cols, pitch;
+  int rows, cols, pitch, pair;
 
-  __device__ __forceinline__ Band(const GroupBands& bands, int band, const unsigned char* shared,
+  __device__ __forceinline__ Rows(const GroupBands& bands, int band, const unsigned char* shared,
                                   int zeros, int channel)
-      : first(reinterpret_cast<const T*>(shared + bands.offset) + band * bands.band() + channel),
+      : first(reinterpret_cast<const T*>(shared + bands.offset) + band * bands.band + channel),
         zeros(reinterpret_cast<const T*>(shared + zeros) + channel),
         rows(bands.rows),
         cols(bands.cols),
-        pitch(bands.pitch) {}
+        pitch(bands.pitch),
+        pair(bands.pair) {}
 
   // The row from column x on; `before` columns may be read before it.
   __device__ __forceinline__ const T* row(int y, int x, int before = 0) const {
-    return unsigned(y) < unsigned(rows) ? first + y * pitch + x * kGroup : zeros + before * kGroup;
+    const int offset = kPixels ? (y >> 1) * pair + (y & 1) * pitch : y * pitch;
+    return unsigned(y) < unsigned(rows) ? first + offset + x * kGroup : zeros + before * kGroup;
   }
 };
+template <class T, int kGroup>
+using Pixels = Rows<T, kGroup, true>;
+template <int kGroup>
+using Band = Rows<float, kGroup, false>;
 
 __device__ __forceinline__ void clear_group(unsigned char* shared, int bytes) {
   for (int i = threadIdx.x; i < bytes / 16; i += blockDim.x)
@@ -49,7 +56,7 @@ __device__ __forceinline__ void fill_pieces(const T* plane, const View& view, in
   pixels += channel;
   while (row < to.rows) {
     const T* source = from + row * view.stride_y + col * view.stride_x;
-    T* target = pixels + row * to.pitch + col * kGroup;
+    T* target = pixels + (row >> 1) * to.pair + (row & 1) * to.pitch + col * kGroup;
     if constexpr (kBytes >= 4) {
       copy_async<kBytes>(target, source, true);
     } else {
@@ -68,28 +75,29 @@ __device__ __forceinline__ void fill_group(const T* plane, const View& view, int
     if (bytes == 16) return fill_pieces<kGroup, 16>(plane, view, channels, to, pixels);
   }
   if (bytes >= 8) return fill_pieces<kGroup, 8>(plane, view, channels, to, pixels);
-  if (kElement == 4 || bytes == 4)
-    return fill_pieces<kGroup, 4>(plane, view, channels, to, pixels);
+  if (kElement == 4 || bytes == 4) return fill_pieces<kGroup, 4>(plane, view, channels, to, pixels);
   if constexpr (kElement == 2) fill_pieces<kGroup, 2>(plane, view, channels, to, pixels);
 }
 
-// sum[r][u] += sum_ij taps[i][j] * in(y + r + i - R, x + u + j - R), taps kTapPitch apart. A row is
-// loaded once for all outputs, and so is a row of taps.
-template <int K, int kTapPitch, int kRows, int kCols, class T, int kGroup>
-__device__ __forceinline__ void convolve_strip(const Band<T, kGroup>& in, int y, int x,
-                                               const float* taps, float (&sum)[kRows][kCols]) {
+// N values of a row, and the K taps of a row of the kernel, each kTapPitch apart.
+template <int kStep, class T, int N>
+__device__ __forceinline__ void load_values(const T* row, float (&value)[N]) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) value[j] = widen<float>(row[j * kStep]);
+}
+
+// sum[r][u] += sum_ij taps[i][j] * in(y + r + i - R, x + u + j - R). A row is loaded once for all
+// outputs, and so is a row of taps.
+template <int K, int kTapPitch, int kRows, int kCols, class In>
+__device__ __forceinline__ void convolve_strip(const In& in, int y, int x, const float* taps,
+                                               float (&sum)[kRows][kCols]) {
   constexpr int R = K / 2;
   float tap[kRows][K];
 #pragma unroll
   for (int i = 0; i < kRows + K - 1; ++i) {
-    const T* row = in.row(y + i - R, x, R) - R * kGroup;
     float value[kCols + K - 1];
-#pragma unroll
-    for (int j = 0; j < kCols + K - 1; ++j) value[j] = widen<float>(row[j * kGroup]);
-    if (i < K) {
-#pragma unroll
-      for (int j = 0; j < K; ++j) tap[i % kRows][j] = taps[(i * K + j) * kTapPitch];
-    }
+    load_values<In::kStep>(in.row(y + i - R, x, R) - R * In::kStep, value);
+    if (i < K) load_values<kTapPitch>(taps + i * K * kTapPitch, tap[i % kRows]);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (i < r || i >= r + K) continue;
@@ -102,20 +110,39 @@ __device__ __forceinline__ void convolve_strip(const Band<T, kGroup>& in, int y,
   }
 }
 
+// The same for one row of outputs of a small plane: a loop over the rows that it has.
+template <int K, int kTapPitch, int kCols, class In>
+__device__ __forceinline__ void convolve_small(const In& in, int y, int x, const float* taps,
+                                               float (&sum)[kCols]) {
+  constexpr int R = K / 2;
+#pragma unroll 1
+  for (int i = max(0, R - y); i < min(K, in.rows + R - y); ++i) {
+    float value[kCols + K - 1], tap[K];
+    load_values<In::kStep>(in.row(y + i - R, x) - R * In::kStep, value);
+    load_values<kTapPitch>(taps + i * K * kTapPitch, tap);
+#pragma unroll
+    for (int j = 0; j < K; ++j) {
+#pragma unroll
+      for (int u = 0; u < kCols; ++u) sum[u] += tap[j] * value[u + j];
+    }
+  }
+}
+
 // kCols coefficients from (y, x) on of the four bands at `to`; use(u, LL) of each.
-template <int kCols, class T, int kGroup, class Use>
-__device__ __forceinline__ void analyse_strip(const Band<T, kGroup>& finer, const GroupBands& to,
-                                              int y, int x, float* out, Use use) {
-  const T *top = finer.row(2 * y, 2 * x), *bottom = finer.row(2 * y + 1, 2 * x);
-  out += y * to.pitch + x * kGroup;
+template <int kCols, class In, class Use>
+__device__ __forceinline__ void analyse_strip(const In& finer, const GroupBands& to, int y, int x,
+                                              float* out, Use use) {
+  float top[2 * kCols], bottom[2 * kCols];
+  load_values<In::kStep>(finer.row(2 * y, 2 * x), top);
+  load_values<In::kStep>(finer.row(2 * y + 1, 2 * x), bottom);
+  out += y * to.pitch + x * In::kStep;
 #pragma unroll
   for (int u = 0; u < kCols; ++u) {
     float value[kSubbands];
-    const auto at = [&](const T* row, int n) { return widen<float>(row[(2 * u + n) * kGroup]); };
-    haar_butterfly<float>(at(top, 0), at(top, 1), at(bottom, 0), at(bottom, 1), value);
+    haar_butterfly<float>(top[2 * u], top[2 * u + 1], bottom[2 * u], bottom[2 * u + 1], value);
     if (x + u < to.cols) {
 #pragma unroll
-      for (int b = 0; b < kSubbands; ++b) out[b * to.band() + u * kGroup] = value[b];
+      for (int b = 0; b < kSubbands; ++b) out[b * to.band + u * In::kStep] = value[b];
       use(u, value[0]);
     }
   }

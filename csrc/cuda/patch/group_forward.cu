@@ -23,41 +23,58 @@ struct GroupLaunch {
   GroupForward memory;
 };
 
+// f(T()) for the type of a parameter.
+template <class F>
+__device__ __forceinline__ void with_parameter_type(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return f(double());
+    case DType::kFloat16:
+      return f(__half());
+    case DType::kBFloat16:
+      return f(__nv_bfloat16());
+    default:
+      return f(float());
+  }
+}
+
 // Scaled taps of the group, [slot][tap][tap_pitch], then the biases. The loads of a batch are under
 // way together.
-template <int K, int kGroup, int kBatch, class Read>
+template <class S, int K, int kGroup>
 __device__ __forceinline__ void load_group_taps(const RawParameters& p, int first, int channels,
-                                                int levels, Read read_parameter, float* taps) {
-  constexpr int kTaps = K * K, kPitch = GroupForward::tap_pitch(kGroup);
+                                                int levels, float* taps) {
+  constexpr int kTaps = K * K, kPitch = GroupForward::tap_pitch(kGroup), kBatch = 8;
   const int slots = 1 + kSubbands * levels;
 #pragma unroll 1
   for (int level = 0; level <= levels; ++level) {
-    const int bands = level ? kSubbands : 1;
-    const int64_t origin = int64_t(first) * bands;
-    const int count = p.weight[level] ? channels * bands * kTaps : 0;
+    const int band_bits = level ? 2 : 0,
+              count = p.weight[level] ? channels * kTaps << band_bits : 0;
+    const int64_t origin = int64_t(first) << band_bits;
+    const S* weights = static_cast<const S*>(p.weight[level]) + origin * kTaps;
+    const S* scales = static_cast<const S*>(p.scale[level]) + origin;
     const float factor = 1.0f / float(1 << level);
     for (int n = threadIdx.x; n < count; n += kBatch * blockDim.x) {
-      float weight[kBatch], scale[kBatch];
+      S weight[kBatch], scale[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int at = min(n + i * int(blockDim.x), count - 1);
-        weight[i] = read_parameter(p.weight[level], origin * kTaps + at);
-        scale[i] = read_parameter(p.scale[level], origin + at / kTaps);
+        weight[i] = weights[at], scale[i] = scales[at / kTaps];
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int at = n + i * int(blockDim.x), tap = at % kTaps, group = at / kTaps;
         if (at >= count) break;
         const int slot = level ? 4 * level - 3 + group % kSubbands : 0;
-        taps[(slot * kTaps + (p.rotate ? kTaps - 1 - tap : tap)) * kPitch + group / bands] =
-            scale[i] * weight[i] * factor;
+        taps[(slot * kTaps + (p.rotate ? kTaps - 1 - tap : tap)) * kPitch + (group >> band_bits)] =
+            widen<float>(scale[i]) * widen<float>(weight[i]) * factor;
       }
     }
   }
   if (p.bias && int(threadIdx.x) < channels) {
     const int channel = first + int(threadIdx.x);
     taps[slots * kTaps * kPitch + threadIdx.x] =
-        read_parameter(p.scale[0], channel) * read_parameter(p.bias, channel);
+        widen<float>(static_cast<const S*>(p.scale[0])[channel]) *
+        widen<float>(static_cast<const S*>(p.bias)[channel]);
   }
 }
 
@@ -66,7 +83,7 @@ template <int K, int kGroup>
 __device__ __forceinline__ void filter_coarse(const GroupForward& memory, int levels,
                                               unsigned char* shared, int channel,
                                               const float* taps) {
-  constexpr int kCols = strip_of(kGroup), kPitch = GroupForward::tap_pitch(kGroup);
+  constexpr int kCols = kCoarseStrip, kPitch = GroupForward::tap_pitch(kGroup);
   const int slots = blockDim.x / kGroup;
   int n = threadIdx.x / kGroup;
 #pragma unroll 1
@@ -77,14 +94,14 @@ __device__ __forceinline__ void filter_coarse(const GroupForward& memory, int le
     for (; n < kSubbands * strips; n += slots) {
       const int band = n / strips, strip = n % strips;
       const int y = strip / across, x = strip % across * kCols;
-      float sum[1][kCols] = {};
-      convolve_strip<K, kPitch>(Band<float, kGroup>(raw, band, shared, memory.zeros, channel), y, x,
+      float sum[kCols] = {};
+      convolve_small<K, kPitch>(Band<kGroup>(raw, band, shared, memory.zeros, channel), y, x,
                                 taps + (4 * level - 3 + band) * K * K * kPitch, sum);
-      float* out = reinterpret_cast<float*>(shared + to.offset) + band * to.band() + y * to.pitch +
+      float* out = reinterpret_cast<float*>(shared + to.offset) + band * to.band + y * to.pitch +
                    x * kGroup + channel;
 #pragma unroll
       for (int u = 0; u < kCols; ++u) {
-        if (x + u < to.cols) out[u * kGroup] = sum[0][u];
+        if (x + u < to.cols) out[u * kGroup] = sum[u];
       }
     }
     n -= kSubbands * strips;
@@ -94,30 +111,22 @@ __device__ __forceinline__ void filter_coarse(const GroupForward& memory, int le
 // The reconstruction of a level at (y, x) of the next finer one.
 template <int kGroup>
 __device__ __forceinline__ float synthesise(const float* filtered, const GroupBands& bands, int y,
-                                            int x, int bit) {
-  const float* f = filtered + (y >> (bit + 1)) * bands.pitch + (x >> (bit + 1)) * kGroup;
-  const float row_sign = (y >> bit) & 1 ? -1.0f : 1.0f, col_sign = (x >> bit) & 1 ? -1.0f : 1.0f;
-  return (f[0] + row_sign * f[bands.band()]) +
-         col_sign * (f[2 * bands.band()] + row_sign * f[3 * bands.band()]);
+                                            int x) {
+  const float* f = filtered + (y >> 1) * bands.pitch + (x >> 1) * kGroup;
+  const float row_sign = y & 1 ? -1.0f : 1.0f, col_sign = x & 1 ? -1.0f : 1.0f;
+  return (f[0] + row_sign * f[bands.band]) +
+         col_sign * (f[2 * bands.band] + row_sign * f[3 * bands.band]);
 }
 
-// Adds the reconstruction of levels >= 3 to what level 2 filtered of its low-pass band.
+// Adds the reconstruction of a level to what the next finer one filtered of its low-pass band.
 template <int kGroup>
-__device__ __forceinline__ void gather_coarse(const GroupForward& memory, int levels,
-                                              unsigned char* shared, int channel) {
-  const GroupBands& to = memory.filtered[2];
-  const auto filtered = [&](int level) {
-    return reinterpret_cast<float*>(shared + memory.filtered[level].offset) + channel;
-  };
+__device__ __forceinline__ void add_coarse(const GroupBands& from, const GroupBands& to,
+                                           unsigned char* shared, int channel) {
+  const float* coarse = reinterpret_cast<const float*>(shared + from.offset) + channel;
+  float* fine = reinterpret_cast<float*>(shared + to.offset) + channel;
 #pragma unroll 1
-  for (int n = threadIdx.x / kGroup; n < to.rows * to.cols; n += blockDim.x / kGroup) {
-    const int y = n / to.cols, x = n % to.cols;
-    float sum = 0;
-#pragma unroll 1
-    for (int level = 3; level <= levels; ++level)
-      sum += synthesise<kGroup>(filtered(level), memory.filtered[level], y, x, level - 3);
-    filtered(2)[y * to.pitch + x * kGroup] += sum;
-  }
+  for (int n = threadIdx.x / kGroup; n < to.rows * to.cols; n += blockDim.x / kGroup)
+    fine[n * kGroup] += synthesise<kGroup>(coarse, from, n / to.cols, n % to.cols);
 }
 
 // sum += the synthesis of level 1, to whose low-pass band `low` belongs.
@@ -128,9 +137,8 @@ __device__ __forceinline__ void add_strip(const GroupForward& memory, const unsi
   constexpr int kPitch = GroupForward::tap_pitch(kGroup);
 #pragma unroll 1
   for (int band = 0; band < kSubbands; ++band) {
-    convolve_strip<K, kPitch>(
-        Band<float, kGroup>(memory.level[1], band, shared, memory.zeros, channel), y, x,
-        taps + (1 + band) * K * K * kPitch, low);
+    convolve_strip<K, kPitch>(Band<kGroup>(memory.level[1], band, shared, memory.zeros, channel), y,
+                              x, taps + (1 + band) * K * K * kPitch, low);
     const float row_sign = band & 1 ? -1.0f : 1.0f, col_sign = band & 2 ? -1.0f : 1.0f;
 #pragma unroll
     for (int u = 0; u < kCols; ++u) {
@@ -180,15 +188,9 @@ __global__ void __launch_bounds__(kGroupThreads)
   };
   clear_group(shared, memory.bytes);
   start(split);
-  if (p.params.dtype == DType::kFloat32) {
-    load_group_taps<K, kGroup, 8>(
-        p.params, first, channels, p.levels,
-        [](const void* data, int64_t i) { return static_cast<const float*>(data)[i]; }, taps);
-  } else {
-    load_group_taps<K, kGroup, 1>(
-        p.params, first, channels, p.levels,
-        [&](const void* data, int64_t i) { return read<float>(data, p.params.dtype, i); }, taps);
-  }
+  with_parameter_type(p.params.dtype, [&](auto s) {
+    load_group_taps<decltype(s), K, kGroup>(p.params, first, channels, p.levels, taps);
+  });
 
   const int channel = threadIdx.x % kGroup, strip = threadIdx.x / kGroup;
   const GroupBands& level1 = memory.level[1];
@@ -202,7 +204,7 @@ __global__ void __launch_bounds__(kGroupThreads)
     __syncthreads();
     float sum[2][2 * kCols], low[1][kCols] = {};
     if (mine) {
-      const Band<T, kGroup> window(memory.pixels, 0, shared, memory.zeros, channel);
+      const Pixels<T, kGroup> window(memory.pixels, 0, shared, memory.zeros, channel);
       const float bias = taps[(1 + kSubbands * p.levels) * K * K * kPitch];
 #pragma unroll
       for (int u = 0; u < 2 * kCols; ++u) sum[0][u] = sum[1][u] = bias;
@@ -215,7 +217,7 @@ __global__ void __launch_bounds__(kGroupThreads)
     start(item + p.splits);
 #pragma unroll 1
     for (int level = 2; level <= p.levels; ++level) {
-      const Band<float, kGroup> finer(memory.level[level - 1], 0, shared, memory.zeros, channel);
+      const Band<kGroup> finer(memory.level[level - 1], 0, shared, memory.zeros, channel);
       const GroupBands& to = memory.level[level];
       for (int n = threadIdx.x / kGroup; n < to.rows * to.cols; n += blockDim.x / kGroup) {
         analyse_strip<1>(finer, to, n / to.cols, n % to.cols,
@@ -226,8 +228,9 @@ __global__ void __launch_bounds__(kGroupThreads)
     if (p.levels > 1) {
       filter_coarse<K, kGroup>(memory, p.levels, shared, channel, taps);
       __syncthreads();
-      if (p.levels > 2) {
-        gather_coarse<kGroup>(memory, p.levels, shared, channel);
+#pragma unroll 1
+      for (int level = p.levels; level > 2; --level) {
+        add_coarse<kGroup>(memory.filtered[level], memory.filtered[level - 1], shared, channel);
         __syncthreads();
       }
     }
@@ -237,7 +240,7 @@ __global__ void __launch_bounds__(kGroupThreads)
           reinterpret_cast<const float*>(shared + memory.filtered[2].offset) + channel;
 #pragma unroll
       for (int u = 0; u < kCols; ++u)
-        low[0][u] = synthesise<kGroup>(filtered, memory.filtered[2], y, x + u, 0);
+        low[0][u] = synthesise<kGroup>(filtered, memory.filtered[2], y, x + u);
     }
     add_strip<K, kGroup>(memory, shared, channel, y, x, taps, low, sum);
     if (channel >= channels) continue;

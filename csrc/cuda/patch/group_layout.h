@@ -17,6 +17,7 @@ constexpr int group_of(int longest) {
 // Coefficients of a strip, the work of a thread: 28, 14 and 7 are multiples of 7, and the strips of
 // a row of 28 touch different banks.
 constexpr int strip_of(int group) { return group == 32 ? 4 : 7; }
+constexpr int kCoarseStrip = 4;  // of levels from 2 on
 // Of a multiprocessor, which leaves a thread 96 registers: the strips of four planes of 64 x 64.
 constexpr int kGroupThreads = 640;
 constexpr int grad_threads(int group) { return group <= 8 ? 256 : 128; }
@@ -26,35 +27,62 @@ constexpr int grad_blocks(int kernel_size, int group) {
 }
 
 // One band of a group, or several equal ones: the first channel of position (y, x) is element
-// y * pitch + x * group of it. Zeros end each row, and with them the row below begins.
+// (y / 2) * pair + (y % 2) * pitch + x * group of it. Zeros end each row, and with them the row
+// below begins.
 struct GroupBands {
-  int rows, cols, pitch;
-  int offset;  // of the first position, in bytes
+  int rows, cols, pitch, pair, band;  // in elements
+  int offset;                         // of the first position, in bytes
 
   constexpr int strips(int cols_of_strip) const {
     return rows * ((cols + cols_of_strip - 1) / cols_of_strip);
   }
-  constexpr int band() const { return rows * pitch; }
 };
 
 struct GroupMemory {
   int group, bytes;
 
-  // `most`: columns of a strip, which may reach past the last row.
-  constexpr GroupBands add(int count, int rows, int cols, int zeros, int element, int most) {
-    const GroupBands bands{rows, cols, (cols + zeros) * group, bytes + zeros * group * element};
-    take((count * rows * (cols + zeros) + 2 * zeros + most) * element);
-    return bands;
+  // The smallest sum of `least` positions and more that lies `bank` from a multiple of all banks.
+  constexpr int banked(int least, int bank) const {
+    while (group < kBanks && least * group % kBanks != bank) ++least;
+    return least * group;
   }
-  // Returns the offset of `size` bytes of each channel.
-  constexpr int take(int size) {
-    const int offset = bytes;
-    bytes = round_up(bytes + size * group, 16);
-    return offset;
+  // Bands in float32. Strips of all bands touch different banks, and those of the row below where
+  // `rows_apart`.
+  constexpr GroupBands bands(int rows, int cols, int zeros, int strip, bool rows_apart) {
+    const int pitch = rows_apart ? banked(cols + zeros, kBanks / 2) : (cols + zeros) * group;
+    const int band = banked(rows * pitch / group, std::max(8, group));
+    return add({rows, cols, pitch, 2 * pitch, band, 0}, kSubbands * band, zeros, 4, strip);
+  }
+  // A window of x. Every second pair of rows begins an odd number of positions after the one above:
+  // strips are pairs.
+  constexpr GroupBands pixels(int rows, int cols, int zeros, int element, int strip) {
+    const int pitch = (cols + zeros) * group, pair = 2 * pitch + (group < kBanks ? group : 0);
+    return add({rows, cols, pitch, pair, 0, 0}, (rows + 1) / 2 * pair, zeros, element, strip);
+  }
+  // What the coarse levels filtered, dense.
+  constexpr GroupBands filtered(int rows, int cols) {
+    const int pitch = cols * group;
+    return add({rows, cols, pitch, 2 * pitch, rows * pitch, 0}, kSubbands * rows * pitch, 0, 4, 4);
   }
   // Zeros in the place of a row past the first or the last one, as wide as a strip reads.
-  constexpr int take_zeros(int kernel_size, int element, int strip) {
-    return take(std::max(2 * strip * element, strip * 4) + (kernel_size - 1) * 4);
+  constexpr int zeros(int kernel_size, int element, int strip) {
+    return take((std::max(2 * strip * element, strip * 4) + (kernel_size - 1) * 4) * group);
+  }
+  // Returns the offset of `size` bytes.
+  constexpr int take(int size) {
+    const int offset = bytes;
+    bytes = round_up(bytes + size, 16);
+    return offset;
+  }
+
+ private:
+  static constexpr int kBanks = 32;
+
+  // Zeros precede the first row; a strip may reach past the last one.
+  constexpr GroupBands add(GroupBands result, int elements, int zeros, int element, int strip) {
+    const int around = (zeros + strip) * group;
+    result.offset = take((elements + around) * element) + zeros * group * element;
+    return result;
   }
 };
 
@@ -72,15 +100,15 @@ struct GroupForward {
   GroupForward(int height, int width, int kernel_size, int levels, int element, int group) {
     const int radius = kernel_size / 2, strip = strip_of(group);
     GroupMemory memory{group, 0};
-    pixels = memory.add(1, height, width, radius, element, 2 * strip);
+    pixels = memory.pixels(height, width, radius, element, 2 * strip);
     for (int l = 1; l <= levels; ++l) {
       const int rows = (height + (1 << l) - 1) >> l, cols = (width + (1 << l) - 1) >> l;
-      level[l] = memory.add(kSubbands, rows, cols, radius, 4, strip);
-      if (l > 1) filtered[l] = memory.add(kSubbands, rows, cols, 0, 4, strip);
+      level[l] = memory.bands(rows, cols, radius, strip, true);
+      if (l > 1) filtered[l] = memory.filtered(rows, cols);
     }
-    zeros = memory.take_zeros(kernel_size, element, strip);
-    taps = memory.take(0);
-    bytes = round_up(taps + (tap_count(kernel_size, levels) + 1) * tap_pitch(group) * 4, 16);
+    zeros = memory.zeros(kernel_size, element, strip);
+    taps = memory.take((tap_count(kernel_size, levels) + 1) * tap_pitch(group) * 4);
+    bytes = memory.bytes;
     threads = round_up(level[1].strips(strip) * group, 32);
   }
   int blocks() const {
@@ -99,13 +127,13 @@ struct GroupGrad {
     const int radius = kernel_size / 2, strip = strip_of(group);
     GroupMemory memory{group, 0};
     const int rows = (height + 1) / 2, cols = (width + 1) / 2;
-    grad = {memory.add(1, height, width, radius, element, 2 * strip),
-            memory.add(kSubbands, rows, cols, radius, 4, strip)};
+    grad = {memory.pixels(height, width, radius, element, 2 * strip),
+            memory.bands(rows, cols, radius, strip, false)};
     // A column of zeros is what an odd width is padded with.
-    input = {memory.add(1, height, width, 1, element, 2 * strip),
-             memory.add(kSubbands, rows, cols, 0, 4, strip)};
-    zeros = memory.take_zeros(kernel_size, element, strip);
-    sums = memory.take(((1 + kSubbands) * kernel_size * kernel_size + 1) * 4);
+    input = {memory.pixels(height, width, 1, element, 2 * strip),
+             memory.bands(rows, cols, 0, strip, false)};
+    zeros = memory.zeros(kernel_size, element, strip);
+    sums = memory.take(((1 + kSubbands) * kernel_size * kernel_size + 1) * group * 4);
     bytes = memory.bytes;
     most_blocks = grad_blocks(kernel_size, group);
   }

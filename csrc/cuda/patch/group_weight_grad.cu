@@ -19,25 +19,21 @@ struct GroupGradLaunch {
 };
 
 // sum[i * K + j] += in(y + r, x + u) * grad(y + r + i - R, x + u + j - R) over kRows x kCols.
-template <int K, int kRows, int kCols, class T, int kGroup>
-__device__ __forceinline__ void correlate_strip(const Band<T, kGroup>& in,
-                                                const Band<T, kGroup>& grad, int y, int x,
+template <int K, int kRows, int kCols, class In>
+__device__ __forceinline__ void correlate_strip(const In& in, const In& grad, int y, int x,
                                                 float (&sum)[K * K]) {
   constexpr int R = K / 2;
   float value[kRows][kCols];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const T* row = in.row(y + r, x);
+    load_values<In::kStep>(in.row(y + r, x), value[r]);
 #pragma unroll
-    for (int u = 0; u < kCols; ++u)
-      value[r][u] = x + u < in.cols ? widen<float>(row[u * kGroup]) : 0.0f;
+    for (int u = 0; u < kCols; ++u) value[r][u] = x + u < in.cols ? value[r][u] : 0.0f;
   }
 #pragma unroll
   for (int n = 0; n < kRows + K - 1; ++n) {
-    const T* row = grad.row(y + n - R, x, R) - R * kGroup;
     float g[kCols + K - 1];
-#pragma unroll
-    for (int j = 0; j < kCols + K - 1; ++j) g[j] = widen<float>(row[j * kGroup]);
+    load_values<In::kStep>(grad.row(y + n - R, x, R) - R * In::kStep, g);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int i = n - r;
@@ -121,16 +117,15 @@ __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
     copy(p.input, p.input_bytes, memory.input.pixels);
   };
   const auto pixels = [&](const GroupGrad::Operand& operand) {
-    return Band<T, kGroup>(operand.pixels, 0, shared, memory.zeros, channel);
+    return Pixels<T, kGroup>(operand.pixels, 0, shared, memory.zeros, channel);
   };
   const auto level = [&](const GroupGrad::Operand& operand, int band) {
-    return Band<float, kGroup>(operand.level1, band, shared, memory.zeros, channel);
+    return Band<kGroup>(operand.level1, band, shared, memory.zeros, channel);
   };
   float base[K * K] = {}, band[K * K] = {}, bias = 0;
   // Level 1 of a strip; its low-pass band to memory.
   const auto analyse = [&](const GroupGrad::Operand& operand, float* low, int item, int y, int x) {
-    if (low)
-      low += ((int64_t(item) * rows + y) * level1.cols + x) * p.channels + first + channel;
+    if (low) low += ((int64_t(item) * rows + y) * level1.cols + x) * p.channels + first + channel;
     float sum = 0;
     analyse_strip<kCols>(pixels(operand), operand.level1, y, x,
                          reinterpret_cast<float*>(shared + operand.level1.offset) + channel,
@@ -174,8 +169,7 @@ __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
     }
     add_up<K, kGroup>(base, band, bias, sums);
     for (int i = threadIdx.x; i < kSums * channels; i += blockDim.x) {
-      const int64_t index =
-          (int64_t(first + i / kSums) * p.splits + split) * p.parts + part;
+      const int64_t index = (int64_t(first + i / kSums) * p.splits + split) * p.parts + part;
       p.partials[index * kSums + i % kSums] = sums[i % kSums * kGroup + i / kSums];
     }
     __syncthreads();
@@ -189,12 +183,11 @@ const char* launch_group_weight_grad(const PatchGradLaunch& p, DType activations
   return dispatch_float(activations, [&](auto t) {
     return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
       return with_constant(Groups(), p.group, [&](auto group) {
-        const GroupGradLaunch launch{p,
-                                     {p.height, p.width, p.kernel_size, sizeof(t), p.group}};
+        const GroupGradLaunch launch{p, {p.height, p.width, p.kernel_size, sizeof(t), p.group}};
         const int groups = (p.channels + p.group - 1) / p.group;
         return launch_kernel(&group_weight_grad_kernel<decltype(t), k(), group()>, launch,
-                             int64_t(groups) * p.splits, grad_threads(p.group),
-                             launch.memory.bytes, stream);
+                             int64_t(groups) * p.splits, grad_threads(p.group), launch.memory.bytes,
+                             stream);
       });
     });
   });
