@@ -50,8 +50,8 @@ __device__ __forceinline__ void fill_pieces(const T* plane, const View& view, in
   const int channel = threadIdx.x % kPieces * kElements;
   if (channel >= channels) return;
   const int step = int(blockDim.x) / kPieces, first = int(threadIdx.x) / kPieces;
-  const int step_rows = step / to.cols, step_cols = step % to.cols;
-  int row = first / to.cols, col = first % to.cols;
+  const int step_rows = to.row_of(step), step_cols = step - step_rows * to.cols;
+  int row = to.row_of(first), col = first - row * to.cols;
   const T* from = plane + channel * view.stride_c;
   pixels += channel;
   while (row < to.rows) {
@@ -115,11 +115,14 @@ template <int K, int kTapPitch, int kCols, class In>
 __device__ __forceinline__ void convolve_small(const In& in, int y, int x, const float* taps,
                                                float (&sum)[kCols]) {
   constexpr int R = K / 2;
+  const int top = max(0, R - y), bottom = min(K, in.rows + R - y);
+  const auto* row = in.first + (y + top - R) * in.pitch + (x - R) * In::kStep;
+  const float* row_taps = taps + top * K * kTapPitch;
 #pragma unroll 1
-  for (int i = max(0, R - y); i < min(K, in.rows + R - y); ++i) {
+  for (int i = top; i < bottom; ++i, row += in.pitch, row_taps += K * kTapPitch) {
     float value[kCols + K - 1], tap[K];
-    load_values<In::kStep>(in.row(y + i - R, x) - R * In::kStep, value);
-    load_values<kTapPitch>(taps + i * K * kTapPitch, tap);
+    load_values<In::kStep>(row, value);
+    load_values<kTapPitch>(row_taps, tap);
 #pragma unroll
     for (int j = 0; j < K; ++j) {
 #pragma unroll

@@ -7,8 +7,8 @@
 // 14 pixels:
 //
 //   copy the window -> base path of the strip in registers, level 1 -> the next window's copy
-//   starts; coarser levels -> they are filtered, all at once -> their sum at level 2 -> level 1 is
-//   filtered and added to the strip, which is stored
+//   starts; level after level, the filters of all, their sum at level 2, and meanwhile the bands of
+//   level 1 -> the strip is stored
 //
 // A plane takes its own size and no more; rows past its ends are read from a row of zeros. x is
 // read once and y written once.
@@ -43,7 +43,7 @@ __device__ __forceinline__ void with_parameter_type(DType dtype, F f) {
 template <class S, int K, int kGroup>
 __device__ __forceinline__ void load_group_taps(const RawParameters& p, int first, int channels,
                                                 int levels, float* taps) {
-  constexpr int kTaps = K * K, kPitch = GroupForward::tap_pitch(kGroup), kBatch = 8;
+  constexpr int kTaps = K * K, kPitch = GroupForward::tap_pitch(kGroup), kBatch = kGroup < 13 ? kGroup : 13;
   const int slots = 1 + kSubbands * levels;
 #pragma unroll 1
   for (int level = 0; level <= levels; ++level) {
@@ -78,33 +78,47 @@ __device__ __forceinline__ void load_group_taps(const RawParameters& p, int firs
   }
 }
 
-// Levels from 2 on, a strip at a time, in one list.
+// A level from the low-pass band of the finer one.
+template <int kGroup>
+__device__ __forceinline__ void analyse_coarse(const GroupForward& memory, int level,
+                                               unsigned char* shared, int channel) {
+  const Band<kGroup> finer(memory.level[level - 1], 0, shared, memory.zeros, channel);
+  const GroupBands& to = memory.level[level];
+  float* out = reinterpret_cast<float*>(shared + to.offset) + channel;
+#pragma unroll 1
+  for (int n = threadIdx.x / kGroup; n < to.rows * to.cols; n += blockDim.x / kGroup) {
+    const int y = to.row_of(n);
+    analyse_strip<1>(finer, to, y, n - y * to.cols, out, [](int, float) {});
+  }
+}
+
+// Levels from 2 on: a quarter of the threads takes a band, a strip at a time, in one list.
 template <int K, int kGroup>
 __device__ __forceinline__ void filter_coarse(const GroupForward& memory, int levels,
                                               unsigned char* shared, int channel,
                                               const float* taps) {
-  constexpr int kCols = kCoarseStrip, kPitch = GroupForward::tap_pitch(kGroup);
-  const int slots = blockDim.x / kGroup;
-  int n = threadIdx.x / kGroup;
+  constexpr int kCols = coarse_strip_of(kGroup), kPitch = GroupForward::tap_pitch(kGroup);
+  const int slot = threadIdx.x / kGroup, slots = blockDim.x / kGroup, band = slot % kSubbands;
+  int n = slot / kSubbands;
 #pragma unroll 1
   for (int level = 2; level <= levels; ++level) {
     const GroupBands &raw = memory.level[level], &to = memory.filtered[level];
-    const int strips = raw.strips(kCols), across = strips / raw.rows;
+    const Band<kGroup> in(raw, band, shared, memory.zeros, channel);
+    const float* band_taps = taps + (4 * level - 3 + band) * K * K * kPitch;
+    float* out = reinterpret_cast<float*>(shared + to.offset) + band * to.band + channel;
+    // A column of strips after the other.
+    int y = n, x = 0;
 #pragma unroll 1
-    for (; n < kSubbands * strips; n += slots) {
-      const int band = n / strips, strip = n % strips;
-      const int y = strip / across, x = strip % across * kCols;
+    for (; n < raw.strips(kCols); n += slots / kSubbands, y += slots / kSubbands) {
+      while (y >= raw.rows) y -= raw.rows, x += kCols;
       float sum[kCols] = {};
-      convolve_small<K, kPitch>(Band<kGroup>(raw, band, shared, memory.zeros, channel), y, x,
-                                taps + (4 * level - 3 + band) * K * K * kPitch, sum);
-      float* out = reinterpret_cast<float*>(shared + to.offset) + band * to.band + y * to.pitch +
-                   x * kGroup + channel;
+      convolve_small<K, kPitch>(in, y, x, band_taps, sum);
 #pragma unroll
       for (int u = 0; u < kCols; ++u) {
-        if (x + u < to.cols) out[u * kGroup] = sum[u];
+        if (x + u < to.cols) out[y * to.pitch + (x + u) * kGroup] = sum[u];
       }
     }
-    n -= kSubbands * strips;
+    n -= raw.strips(kCols);
   }
 }
 
@@ -125,30 +139,45 @@ __device__ __forceinline__ void add_coarse(const GroupBands& from, const GroupBa
   const float* coarse = reinterpret_cast<const float*>(shared + from.offset) + channel;
   float* fine = reinterpret_cast<float*>(shared + to.offset) + channel;
 #pragma unroll 1
-  for (int n = threadIdx.x / kGroup; n < to.rows * to.cols; n += blockDim.x / kGroup)
-    fine[n * kGroup] += synthesise<kGroup>(coarse, from, n / to.cols, n % to.cols);
+  for (int n = threadIdx.x / kGroup; n < to.rows * to.cols; n += blockDim.x / kGroup) {
+    const int y = to.row_of(n);
+    fine[n * kGroup] += synthesise<kGroup>(coarse, from, y, n - y * to.cols);
+  }
 }
 
-// sum += the synthesis of level 1, to whose low-pass band `low` belongs.
+// What the levels from 2 on take, step by step: each relies on all threads' steps before. Level
+// after level from fine to coarse, all filters, level after level from coarse to fine.
+constexpr int coarse_steps(int levels) { return 2 * levels - 2; }
+template <int K, int kGroup>
+__device__ __forceinline__ void coarse_step(const GroupForward& memory, int levels, int step,
+                                            unsigned char* shared, int channel, const float* taps) {
+  if (step < levels - 1) {
+    analyse_coarse<kGroup>(memory, 2 + step, shared, channel);
+  } else if (step == levels - 1 && levels > 1) {
+    filter_coarse<K, kGroup>(memory, levels, shared, channel, taps);
+  } else if (step < coarse_steps(levels)) {
+    const int level = 2 * levels - step;
+    add_coarse<kGroup>(memory.filtered[level], memory.filtered[level - 1], shared, channel);
+  }
+}
+
+// sum += the synthesis of a band of level 1, to which `more` belongs.
 template <int K, int kGroup, int kCols>
-__device__ __forceinline__ void add_strip(const GroupForward& memory, const unsigned char* shared,
-                                          int channel, int y, int x, const float* taps,
-                                          float (&low)[1][kCols], float (&sum)[2][2 * kCols]) {
+__device__ __forceinline__ void add_band(const GroupForward& memory, int band,
+                                         const unsigned char* shared, int channel, int y, int x,
+                                         const float* taps, float (&more)[1][kCols],
+                                         float (&sum)[2][2 * kCols]) {
   constexpr int kPitch = GroupForward::tap_pitch(kGroup);
-#pragma unroll 1
-  for (int band = 0; band < kSubbands; ++band) {
-    convolve_strip<K, kPitch>(Band<kGroup>(memory.level[1], band, shared, memory.zeros, channel), y,
-                              x, taps + (1 + band) * K * K * kPitch, low);
-    const float row_sign = band & 1 ? -1.0f : 1.0f, col_sign = band & 2 ? -1.0f : 1.0f;
+  convolve_strip<K, kPitch>(Band<kGroup>(memory.level[1], band, shared, memory.zeros, channel), y,
+                            x, taps + (1 + band) * K * K * kPitch, more);
+  const float row_sign = band & 1 ? -1.0f : 1.0f, col_sign = band & 2 ? -1.0f : 1.0f;
 #pragma unroll
-    for (int u = 0; u < kCols; ++u) {
-      const float value = low[0][u];
-      sum[0][2 * u] += value;
-      sum[0][2 * u + 1] += col_sign * value;
-      sum[1][2 * u] += row_sign * value;
-      sum[1][2 * u + 1] += row_sign * col_sign * value;
-      low[0][u] = 0;
-    }
+  for (int u = 0; u < kCols; ++u) {
+    const float value = more[0][u];
+    sum[0][2 * u] += value;
+    sum[0][2 * u + 1] += col_sign * value;
+    sum[1][2 * u] += row_sign * value;
+    sum[1][2 * u + 1] += row_sign * col_sign * value;
   }
 }
 
@@ -202,7 +231,7 @@ __global__ void __launch_bounds__(kGroupThreads)
   for (int item = split; item < p.batch; item += p.splits) {
     wait_for_copies();
     __syncthreads();
-    float sum[2][2 * kCols], low[1][kCols] = {};
+    float sum[2][2 * kCols];
     if (mine) {
       const Pixels<T, kGroup> window(memory.pixels, 0, shared, memory.zeros, channel);
       const float bias = taps[(1 + kSubbands * p.levels) * K * K * kPitch];
@@ -215,35 +244,27 @@ __global__ void __launch_bounds__(kGroupThreads)
     }
     __syncthreads();
     start(item + p.splits);
+    // The coarse levels leave most threads idle: the bands of level 1 fill their time, the low-pass
+    // band last.
+    const int last = max(coarse_steps(p.levels), kSubbands - 1);
 #pragma unroll 1
-    for (int level = 2; level <= p.levels; ++level) {
-      const Band<kGroup> finer(memory.level[level - 1], 0, shared, memory.zeros, channel);
-      const GroupBands& to = memory.level[level];
-      for (int n = threadIdx.x / kGroup; n < to.rows * to.cols; n += blockDim.x / kGroup) {
-        analyse_strip<1>(finer, to, n / to.cols, n % to.cols,
-                         reinterpret_cast<float*>(shared + to.offset) + channel, [](int, float) {});
-      }
-      __syncthreads();
-    }
-    if (p.levels > 1) {
-      filter_coarse<K, kGroup>(memory, p.levels, shared, channel, taps);
-      __syncthreads();
-#pragma unroll 1
-      for (int level = p.levels; level > 2; --level) {
-        add_coarse<kGroup>(memory.filtered[level], memory.filtered[level - 1], shared, channel);
-        __syncthreads();
-      }
-    }
-    if (!mine) continue;
-    if (p.levels > 1) {
-      const float* filtered =
-          reinterpret_cast<const float*>(shared + memory.filtered[2].offset) + channel;
+    for (int step = 0; step <= last; ++step) {
+      coarse_step<K, kGroup>(memory, p.levels, step, shared, channel, taps);
+      if (mine && (step < kSubbands - 1 || step == last)) {
+        float more[1][kCols] = {};
+        if (step == last && p.levels > 1) {
+          const float* filtered =
+              reinterpret_cast<const float*>(shared + memory.filtered[2].offset) + channel;
 #pragma unroll
-      for (int u = 0; u < kCols; ++u)
-        low[0][u] = synthesise<kGroup>(filtered, memory.filtered[2], y, x + u);
+          for (int u = 0; u < kCols; ++u)
+            more[0][u] = synthesise<kGroup>(filtered, memory.filtered[2], y, x + u);
+        }
+        add_band<K, kGroup>(memory, step == last ? 0 : 1 + step, shared, channel, y, x, taps, more,
+                            sum);
+      }
+      if (step < last) __syncthreads();
     }
-    add_strip<K, kGroup>(memory, shared, channel, y, x, taps, low, sum);
-    if (channel >= channels) continue;
+    if (!mine || channel >= channels) continue;
     T* out = static_cast<T*>(p.output.data) + (first + channel) * p.output.stride_c +
              item * p.output.stride_b + 2 * y * p.output.stride_y + 2 * x * p.output.stride_x;
     store_strip(p, out, p.height - 2 * y, p.width - 2 * x, sum);

@@ -17,7 +17,7 @@ constexpr int group_of(int longest) {
 // Coefficients of a strip, the work of a thread: 28, 14 and 7 are multiples of 7, and the strips of
 // a row of 28 touch different banks.
 constexpr int strip_of(int group) { return group == 32 ? 4 : 7; }
-constexpr int kCoarseStrip = 4;  // of levels from 2 on
+constexpr int coarse_strip_of(int group) { return group <= 8 ? 7 : 4; }  // from level 2 on
 // Of a multiprocessor, which leaves a thread 96 registers: the strips of four planes of 64 x 64.
 constexpr int kGroupThreads = 640;
 constexpr int grad_threads(int group) { return group <= 8 ? 256 : 128; }
@@ -30,8 +30,12 @@ constexpr int grad_blocks(int kernel_size, int group) {
 // (y / 2) * pair + (y % 2) * pitch + x * group of it. Zeros end each row, and with them the row
 // below begins.
 struct GroupBands {
-  int rows, cols, pitch, pair, band;  // in elements
+  int rows, cols, pitch, pair, band;  // the latter three in elements
   int offset;                         // of the first position, in bytes
+  int inverse;                        // of cols, for row_of
+
+  // n / cols; exact up to 65536 / cols, which is past every plane of level 1 and every block.
+  WTCONV_HOST_DEVICE constexpr int row_of(int n) const { return n * inverse >> 16; }
 
   constexpr int strips(int cols_of_strip) const {
     return rows * ((cols + cols_of_strip - 1) / cols_of_strip);
@@ -81,6 +85,7 @@ struct GroupMemory {
   // Zeros precede the first row; a strip may reach past the last one.
   constexpr GroupBands add(GroupBands result, int elements, int zeros, int element, int strip) {
     const int around = (zeros + strip) * group;
+    result.inverse = 65536 / result.cols + 1;
     result.offset = take((elements + around) * element) + zeros * group * element;
     return result;
   }
@@ -109,7 +114,8 @@ struct GroupForward {
     zeros = memory.zeros(kernel_size, element, strip);
     taps = memory.take((tap_count(kernel_size, levels) + 1) * tap_pitch(group) * 4);
     bytes = memory.bytes;
-    threads = round_up(level[1].strips(strip) * group, 32);
+    // Whole warps, and as many slots for each of four bands.
+    threads = round_up(level[1].strips(strip) * group, std::max(32, kSubbands * group));
   }
   int blocks() const {
     return std::max(1, std::min(kGroupThreads / threads, blocks_of(bytes, kGroupThreads)));
