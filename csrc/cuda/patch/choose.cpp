@@ -13,7 +13,9 @@ int with_element(int bytes, F f) {
   return bytes == 4 ? f(std::integral_constant<int, 4>()) : f(std::integral_constant<int, 2>());
 }
 
-// A channels_last plane of several channels, unless more than half of them would be missing.
+// A channels_last plane of a group of channels, unless more than half of them would be missing: a
+// kernel of one channel takes a sector of 32 bytes for each element (batch 64 on an H100, 96x56x56
+// float16 L=5: 0.27 against 0.47 ms, 768x7x7 L=2: 0.047 against 0.083 ms).
 PatchChoice choose_group(const Problem& p) {
   const int group = group_of(std::max(p.height, p.width));
   const bool can = is_among(PlaneKernelSizes(), p.kernel_size) && p.levels < kMaxLaunchLevels &&

@@ -34,7 +34,7 @@ struct GroupBands {
   int offset;                         // of the first position, in bytes
   int inverse;                        // of cols, for row_of
 
-  // n / cols; exact up to 65536 / cols, which is past every plane of level 1 and every block.
+  // n / cols; exact up to 65536 / cols, which is past every plane of level 2 and every block.
   WTCONV_HOST_DEVICE constexpr int row_of(int n) const { return n * inverse >> 16; }
 
   constexpr int strips(int cols_of_strip) const {
