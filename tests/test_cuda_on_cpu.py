@@ -309,10 +309,7 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
     params = Parameters(channels, case.kernel, 1, F32, case.base)
     unit = max(1, case.bytes // size)
     x = Placed(torch.randn(case.shape) + 0.5, case.dtype, unit, case.last_input)
-    if case.last and not case.group:
-        unit = 1
-    else:
-        unit = max(1, case.grad_bytes // size)
+    unit = 1 if case.last and not case.group else max(1, case.grad_bytes // size)
     g = Placed(torch.randn(case.shape) + 0.25, case.dtype, unit, case.last)
     band = (batch, channels, -(-height // 2), -(-width // 2))
     low_input, low_grad = torch.full((2, *band), torch.nan)

@@ -43,7 +43,8 @@ __device__ __forceinline__ void with_parameter_type(DType dtype, F f) {
 template <class S, int K, int kGroup>
 __device__ __forceinline__ void load_group_taps(const RawParameters& p, int first, int channels,
                                                 int levels, float* taps) {
-  constexpr int kTaps = K * K, kPitch = GroupForward::tap_pitch(kGroup), kBatch = kGroup < 13 ? kGroup : 13;
+  constexpr int kTaps = K * K, kPitch = GroupForward::tap_pitch(kGroup),
+                kBatch = kGroup < 13 ? kGroup : 13;
   const int slots = 1 + kSubbands * levels;
 #pragma unroll 1
   for (int level = 0; level <= levels; ++level) {
