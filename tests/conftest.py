@@ -39,12 +39,6 @@ def why_no_kernels(device: str) -> str | None:
 
 
 @pytest.fixture(scope="session")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    """The CUDA kernels on the CPU, built once."""
-    return Emulator(shared_folder(tmp_path_factory))
-
-
-@pytest.fixture(scope="session")
 def ops() -> Any:
     """``torch.ops.wtconv``; skips where the library is missing."""
     reason = why_no_kernels("cpu")

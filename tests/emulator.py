@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CUDA, HOST = ROOT / "csrc" / "cuda", ROOT / "tests" / "cuda_on_cpu"
 KERNELS = [
     *("patch/planes.cu", "patch/weight_grad.cu", "patch/mma_forward.cu", "patch/forward.cu"),
-    *("patch/mma_weight_grad.cu", "patch/lowpass_planes.cu", "lowpass.cu", "finish.cu"),
+    *("patch/mma_weight_grad.cu", "patch/lowpass_planes.cu", "patch/group_forward.cu"),
+    *("patch/group_weight_grad.cu", "lowpass.cu", "finish.cu"),
 ]
 MIN_GXX = 11  # std::bit_cast
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
@@ -60,7 +61,7 @@ class PatchLaunch(Structure):
         *((name, c_int) for name in ("coarse_rows", "coarse_cols")),
         *((name, c_int) for name in ("batch", "channels", "height", "width")),
         *((name, c_int) for name in ("kernel_size", "levels", "tiles_y", "tiles_x", "tiles")),
-        *((name, c_int) for name in ("cells", "splits", "input_bytes")),
+        *((name, c_int) for name in ("cells", "group", "splits", "input_bytes")),
         ("wide_output", c_bool),
     ]
 
@@ -79,7 +80,8 @@ class PatchGradLaunch(Structure):
         *((name, c_void_p) for name in ("low_grad", "low_input", "exact_low_grad", "partials")),
         *((name, c_int) for name in ("batch", "channels", "height", "width")),
         *((name, c_int) for name in ("kernel_size", "levels", "tiles_y", "tiles_x", "tiles")),
-        *((name, c_int) for name in ("cells", "grad_bytes", "input_bytes", "splits", "parts")),
+        *((name, c_int) for name in ("cells", "group", "grad_bytes", "input_bytes")),
+        *((name, c_int) for name in ("splits", "parts")),
         *((name, c_bool) for name in ("base_wanted", "level_wanted", "bias_wanted")),
     ]
 

@@ -23,13 +23,14 @@ FORWARD_TOLERANCE = {F32: 1e-6, F16: 1e-3, BF16: 8e-3}
 
 
 class Placed:
-    """Values amid NaN, of rows in aligned pieces of `unit` elements; or channels fastest."""
+    """Values amid NaN, rows in aligned pieces of `unit` elements; or pixels, channels fastest."""
 
     def __init__(self, values: Tensor, dtype: torch.dtype, unit: int, last: bool = False) -> None:
         channels, height, width = values.shape[1:]
-        assert width % unit == 0 or last
+        assert (channels if last else width) % unit == 0
         if last:
-            strides = [height * width * (channels + 1) + 3, 1, width * (channels + 1), channels + 1]
+            pixel = channels + unit
+            strides = [height * width * pixel + 3 * unit, 1, width * pixel, pixel]
         else:
             pitch = width + unit
             plane = height * pitch + unit
@@ -106,6 +107,7 @@ class Forward:
     cells: int = 0
     bytes: int = 0  # of an access to the input and output; 0: an element
     last: bool = False
+    group: int = 0
     coarse: bool = False
     rotate: bool = False
     multiprocessors: int = 1
@@ -116,7 +118,8 @@ class Forward:
         size = "x".join(map(str, self.shape))
         flags = [name for name in ("last", "coarse", "rotate", "base") if getattr(self, name)]
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{dtype}-{size}-k{self.kernel}-L{self.levels}-G{self.cells}-{'-'.join(flags)}"
+        cells = f"C{self.group}" if self.group else f"G{self.cells}"
+        return f"{dtype}-{size}-k{self.kernel}-L{self.levels}-{cells}-{'-'.join(flags)}"
 
 
 # Whole planes, G x G to a tile: full and partial groups, every width of access.
@@ -142,6 +145,24 @@ PLANES = [
     Forward((1, 1, 61, 40), 7, 5, F16, 1, 16, rotate=True),
     Forward((2, 1, 50, 37), 5, 4, BF16, 1),
     Forward((1, 1, 1, 1), 5, 3, F32, 1),
+]
+# Groups of channels: full and partial ones, every width of access, sizes and levels that are odd.
+GROUPS = [
+    Forward((5, 32, 7, 7), 5, 2, F32, 1, 16, True, 32, multiprocessors=2),
+    Forward((2, 33, 8, 5), 3, 4, F16, 1, 0, True, 32, rotate=True),
+    Forward((1, 36, 1, 1), 7, 3, BF16, 1, 8, True, 32),
+    Forward((2, 40, 16, 15), 7, 2, F16, 1, 16, True, 32, half_parameters=True),
+    Forward((9, 16, 14, 14), 5, 3, F32, 1, 16, True, 16),
+    Forward((2, 20, 13, 9), 5, 5, F32, 1, 8, True, 16, rotate=True),
+    Forward((3, 16, 14, 11), 3, 1, F16, 1, 16, True, 16),
+    Forward((2, 16, 28, 28), 5, 4, F32, 1, 16, True, 8),
+    Forward((2, 10, 17, 32), 7, 2, F16, 1, 4, True, 8),
+    Forward((1, 8, 31, 18), 3, 3, BF16, 1, 16, True, 8, half_parameters=True),
+    Forward((2, 4, 56, 56), 5, 5, F32, 1, 16, True, 4),
+    Forward((1, 6, 33, 50), 3, 6, F16, 1, 4, True, 4),
+    Forward((2, 4, 47, 64), 5, 2, F16, 1, 8, True, 4, base=False),
+    Forward((1, 5, 61, 35), 7, 1, F32, 1, 0, True, 4, rotate=True),
+    Forward((2, 3, 40, 36), 5, 3, F32, 1, 0, False, 4),
 ]
 # Tiles of large planes: borders within a tile and past one, in both directions.
 TILES = [
@@ -193,6 +214,7 @@ def run_forward(
         kernel_size=case.kernel,
         levels=case.levels,
         cells=case.cells,
+        group=case.group,
         tiles_y=tiles_y,
         tiles_x=tiles_x,
         tiles=-(-batch // case.cells**2) if case.cells else batch * tiles_y * tiles_x,
@@ -204,7 +226,7 @@ def run_forward(
     return x.tensor, y.tensor
 
 
-@pytest.mark.parametrize("case", PLANES + TILES, ids=str)
+@pytest.mark.parametrize("case", PLANES + GROUPS + TILES, ids=str)
 def test_forward_is_the_operator(kernels: Emulator, case: Forward) -> None:
     torch.manual_seed(0)
     batch, channels, height, width = case.shape

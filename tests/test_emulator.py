@@ -42,6 +42,8 @@ def test_threads_of_a_block_do_not_race(tmp_path: Path) -> None:
         emulator.CUDA / "patch" / "mma_forward.cu": watch,
         emulator.CUDA / "patch" / "mma_weight_grad.cu": watch,
         emulator.CUDA / "patch" / "lowpass_planes.cu": watch,
+        emulator.CUDA / "patch" / "group_forward.cu": watch,
+        emulator.CUDA / "patch" / "group_weight_grad.cu": watch,
         emulator.CUDA / "patch" / "choose.cpp": [],
         emulator.HOST / "races.cpp": watch,
         emulator.HOST / "cuda_on_cpu.cpp": [],

@@ -13,9 +13,9 @@ from launch_choice import CUDA, DEVICES, build
 
 TILE = 64
 
-# One line in, one line out: forward and weight gradient, each levels, cells, bytes, tiles; splits
-# of the latter among three blocks a multiprocessor, partial sums of a block; cells of a low-pass
-# band two levels below float32, and three below half types and float32.
+# One line in, one line out: forward and weight gradient, each levels, cells, group, bytes, tiles;
+# blocks of the latter in a multiprocessor, splits among them, partial sums of a block; cells of a
+# low-pass band two levels below float32, and three below half types and float32.
 CHOICES = r"""
 #include <cstdio>
 #include "patch/choose.h"
@@ -32,12 +32,14 @@ int main() {
     p.batch = batch;
     p.channels_last = channels_last;
     const PatchChoice f = choose_patch(p, d), g = choose_patch_grad(p, d);
-    printf("%d %d %d %d ", f.levels, f.cells, f.levels ? patch_bytes(p, f) : 0,
+    printf("%d %d %d %d %d ", f.levels, f.cells, f.group, f.levels ? patch_bytes(p, f) : 0,
            f.levels ? patch_tiles(p, f) : 0);
     const int tiles = g.levels ? patch_tiles(p, g) : 0;
-    const int splits = tiles ? split_tiles(p.channels, tiles, 3 * d.multiprocessors) : 0;
-    printf("%d %d %d %d %d %d ", g.levels, g.cells, g.levels ? patch_grad_bytes(p, g) : 0, tiles,
-           splits, splits ? grad_parts(tiles, splits) : 0);
+    const int blocks = tiles ? patch_grad_blocks(p, g) : 0;
+    const int splits = tiles ? split_tiles(p.channels, tiles, blocks * d.multiprocessors) : 0;
+    printf("%d %d %d %d %d %d %d %d ", g.levels, g.cells, g.group,
+           g.levels ? patch_grad_bytes(p, g) : 0, tiles, blocks, splits,
+           splits ? grad_parts(tiles, splits) : 0);
     printf("%d %d %d\n", choose_lowpass_cells(p, 2, 4, d), choose_lowpass_cells(p, 3, 2, d),
            choose_lowpass_cells(p, 3, 4, d));
   }
@@ -296,12 +298,15 @@ class Problem:
 class Choice:
     levels: int
     cells: int
+    group: int
     shared_bytes: int
     tiles: int
     grad_levels: int
     grad_cells: int
+    grad_group: int
     grad_bytes: int
     grad_tiles: int
+    grad_blocks: int
     splits: int
     parts: int
     lowpass_cells: int
@@ -342,20 +347,19 @@ def test_every_choice_is_a_legal_launch(driver: Path, device: str) -> None:
         taken += choice.levels > 0
         longest = max(problem.height, problem.width)
         unrolled = problem.kernel_size in (3, 5, 7, 9) and problem.accumulator_bytes == 4
-        tensor_cores = problem.element_bytes == 2 and choice.grad_cells == 0
+        c = choice
+        tensor_cores = problem.element_bytes == 2 and c.grad_cells == 0
         most_grad = min(problem.levels, 2) if tensor_cores else 1
-        for levels, cells, shared_bytes, tiles, most in (
-            (choice.levels, choice.cells, choice.shared_bytes, choice.tiles, problem.levels),
-            (
-                choice.grad_levels,
-                choice.grad_cells,
-                choice.grad_bytes,
-                choice.grad_tiles,
-                most_grad,
-            ),
+        for levels, cells, group, shared_bytes, tiles, most in (
+            (c.levels, c.cells, c.group, c.shared_bytes, c.tiles, problem.levels),
+            (c.grad_levels, c.grad_cells, c.grad_group, c.grad_bytes, c.grad_tiles, most_grad),
         ):
             if levels == 0:
                 continue
+            if group:
+                assert problem.channels_last, problem
+                assert cells == 1, problem
+                assert math.ceil(problem.channels / group) * group <= 2 * problem.channels, problem
             assert unrolled, problem
             assert shared_bytes <= limit, problem
             assert 1 <= levels <= most, problem
@@ -374,6 +378,9 @@ def test_every_choice_is_a_legal_launch(driver: Path, device: str) -> None:
                 assert tiles == math.ceil(problem.batch / cells**2), problem
         if choice.grad_levels:
             assert choice.grad_levels == most_grad, problem
+            if choice.grad_group:
+                held = DEVICES["sm_90"][2] // (choice.grad_bytes + 1024)
+                assert 1 <= choice.grad_blocks <= max(held, 1), problem
             assert 1 <= choice.splits <= choice.grad_tiles, problem
             if problem.element_bytes == 2 and choice.grad_cells == 0:
                 assert 3 * (choice.grad_bytes + 1024) <= DEVICES["sm_90"][2], problem
@@ -382,12 +389,13 @@ def test_every_choice_is_a_legal_launch(driver: Path, device: str) -> None:
         assert choice.lowpass_cells_past_a_piece == 0, problem
         assert choice.lowpass_cells_of_half == choice.lowpass_cells, problem
         lowpass_cells = choice.lowpass_cells
-        assert (lowpass_cells > 0) == (choice.cells > 0), problem
+        assert (lowpass_cells > 0) == (choice.cells > 0 and choice.group == 0), problem
         assert lowpass_cells <= min(choice.cells, 4), problem
-        if lowpass_cells < min(choice.cells, 4):  # fewer planes to a tile, so that none waits
+        if 0 < lowpass_cells < min(choice.cells, 4):  # fewer planes to a tile, so that none waits
             blocks = problem.channels * math.ceil(problem.batch / lowpass_cells**2)
             assert blocks <= 4 * DEVICES[device][0], problem
     assert taken > len(problems) / 8
+    assert {choice.group for choice in choices} == {0, 4, 8, 16, 32}
 
 
 def test_one_round_of_nearly_empty_tiles_takes_weight_gradients(driver: Path) -> None:

@@ -27,7 +27,9 @@ class Gradient:
     grad_bytes: int = 0
     splits: int = 1
     parts: int = 1
-    last: bool = False
+    last: bool = False  # grad_output
+    group: int = 0
+    last_input: bool = False
     low: bool = True
     base: bool = True
     level: bool = True
@@ -36,7 +38,8 @@ class Gradient:
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
         dtype = str(self.dtype).removeprefix("torch.")
-        form = f"k{self.kernel}-L{self.levels}-G{self.cells}"
+        cells = f"C{self.group}" if self.group else f"G{self.cells}"
+        form = f"k{self.kernel}-L{self.levels}-{cells}"
         return f"{dtype}-{size}-{form}-{self.splits}x{self.parts}"
 
 
@@ -60,6 +63,16 @@ GRADIENTS = [
     Gradient((1, 1, 72, 136), 3, BF16, 0, 16, 16, parts=2),
     Gradient((1, 1, 66, 72), 7, F16, 0, 8, 8, base=False),
     Gradient((1, 2, 40, 136), 7, BF16, 0, 16, 16, splits=2),
+    Gradient((5, 32, 7, 7), 5, F32, 1, 16, 16, 2, 1, True, 32, True),
+    Gradient((3, 36, 7, 5), 3, F16, 1, 8, 4, 1, 2, True, 32, True, low=False),
+    Gradient((2, 33, 16, 15), 5, BF16, 1, 2, 2, 1, 1, True, 32, True),
+    Gradient((3, 16, 14, 14), 5, F32, 1, 16, 8, 2, 1, True, 16, True),
+    Gradient((2, 20, 9, 13), 7, F16, 1, 8, 4, 1, 2, True, 16, True, base=False),
+    Gradient((2, 16, 28, 28), 5, F16, 1, 16, 16, 1, 1, True, 8, True),
+    Gradient((2, 10, 31, 18), 3, F32, 1, 8, 4, 1, 2, True, 8, True, level=False),
+    Gradient((3, 4, 56, 56), 5, F32, 1, 16, 16, 1, 2, True, 4, True),
+    Gradient((2, 7, 35, 61), 7, BF16, 1, 2, 2, 2, 1, True, 4, True),
+    Gradient((2, 4, 40, 64), 5, F16, 1, 2, 8, 1, 1, True, 4, False),
     Gradient((1, 1, 72, 80), 5, F16, 0, 16, 16, parts=3, levels=2),
     Gradient((2, 2, 67, 75), 5, F16, 0, splits=3, parts=2, levels=2),
     Gradient((2, 1, 65, 80), 5, BF16, 0, 8, 16, splits=2, last=True, low=False, levels=2),
@@ -71,7 +84,7 @@ GRADIENTS = [
 
 
 def grad_launch(
-    x: Tensor, g: Tensor, kernel: int, levels: int, cells: int = 0
+    x: Tensor, g: Tensor, kernel: int, levels: int, cells: int = 0, group: int = 0
 ) -> emulator.PatchGradLaunch:
     """Everything wanted in one part, element by element; without partial sums and bands."""
     batch, channels, height, width = x.shape
@@ -86,6 +99,7 @@ def grad_launch(
         kernel_size=kernel,
         levels=levels,
         cells=cells,
+        group=group,
         tiles_y=tiles_y,
         tiles_x=tiles_x,
         tiles=-(-batch // cells**2) if cells else batch * tiles_y * tiles_x,
@@ -105,8 +119,9 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
     batch, channels, height, width = case.shape
     size = case.dtype.itemsize
     params = Parameters(channels, case.kernel, case.levels, F32, case.base)
-    x = Placed(torch.randn(case.shape) + 0.5, case.dtype, max(1, case.bytes // size))
-    unit = max(1, case.grad_bytes // size)
+    unit = max(1, case.bytes // size)
+    x = Placed(torch.randn(case.shape) + 0.5, case.dtype, unit, case.last_input)
+    unit = 1 if case.last and not case.group else max(1, case.grad_bytes // size)
     g = Placed(torch.randn(case.shape) + 0.25, case.dtype, unit, case.last)
     step = 2**case.levels
     band = (batch, channels, -(-height // step), -(-width // step))
@@ -115,15 +130,19 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
     low_input, low_grad, exact_low_grad = (
         torch.full(band, torch.nan, dtype=dtype) for dtype in (low_dtype, low_dtype, F32)
     )
+    if case.group:
+        low_input, low_grad = (
+            low.to(memory_format=torch.channels_last) for low in (low_input, low_grad)
+        )
     sums = (1 + 4 * case.levels) * case.kernel**2 + 1
     partials = torch.full((channels, case.splits * case.parts, sums), torch.nan)
-    launch = grad_launch(x.tensor, g.tensor, case.kernel, case.levels, case.cells)
+    launch = grad_launch(x.tensor, g.tensor, case.kernel, case.levels, case.cells, case.group)
     launch.partials = partials.data_ptr()
     if case.low:
         launch.low_grad, launch.low_input = low_grad.data_ptr(), low_input.data_ptr()
         launch.exact_low_grad = exact_low_grad.data_ptr() if tensor_cores else None
     launch.input_bytes = max(case.bytes, size)
-    launch.grad_bytes = max(1 if case.last else case.grad_bytes, size)
+    launch.grad_bytes = max(1 if case.last and not case.group else case.grad_bytes, size)
     launch.splits, launch.parts = case.splits, case.parts
     launch.base_wanted = launch.bias_wanted = case.base
     launch.level_wanted = case.level

@@ -104,17 +104,20 @@ class WeightGradient {
     launch.tiles_y = (input.height + kPatchTile - 1) / kPatchTile;
     launch.tiles_x = (input.width + kPatchTile - 1) / kPatchTile;
     launch.cells = choice.cells;
+    launch.group = choice.group;
     launch.tiles = patch_tiles(problem, choice);
-    constexpr int kBlocks = 3;  // of a multiprocessor
-    launch.splits = split_tiles(call_.channels, launch.tiles,
-                                kBlocks * device_properties(call_.device).multiprocessors);
+    const int slots =
+        patch_grad_blocks(problem, choice) * device_properties(call_.device).multiprocessors;
+    const int group = std::max(choice.group, 1);
+    launch.splits = split_tiles((call_.channels + group - 1) / group, launch.tiles, slots);
     launch.parts = grad_parts(launch.tiles, launch.splits);
     launch.base_wanted = wants_level(first_level, 0);
     launch.level_wanted = wants_level(first_level, 1);
     launch.bias_wanted = wants_bias(first_level);
-    launch.grad_bytes = access_bytes(grad_output);
-    launch.input_bytes = access_bytes(input);
     const int levels = launch.levels = choice.levels;
+    const int channels = choice.group > 0 ? call_.channels : 0;
+    launch.grad_bytes = access_bytes(grad_output, channels);
+    launch.input_bytes = access_bytes(input, channels);
     const Tensor sums =
         partials(int64_t(launch.splits) * launch.parts, first_level, levels, input.dtype);
     launch.partials = static_cast<float*>(sums.mutable_data_ptr());
@@ -123,8 +126,8 @@ class WeightGradient {
     const bool tensor_cores = choice.cells == 0 && input.dtype != DType::kFloat32;
     if (deeper) {
       const DType dtype = tensor_cores ? input.dtype : DType::kFloat32;
-      low_grad = call_.lowpass(grad_output, levels, dtype);
-      low_input = call_.lowpass(input, levels, dtype);
+      low_grad = call_.lowpass(grad_output, levels, dtype, choice.group > 0);
+      low_input = call_.lowpass(input, levels, dtype, choice.group > 0);
       launch.low_grad = low_grad.first.mutable_data_ptr();
       launch.low_input = low_input.first.mutable_data_ptr();
       if (first_level == 0 && operator_needs_lowpass(problem)) {
@@ -134,8 +137,9 @@ class WeightGradient {
           launch.exact_low_grad = static_cast<float*>(low_grad_.first.mutable_data_ptr());
       }
     }
-    check_launch(tensor_cores ? launch_mma_weight_grad(launch, input.dtype, call_.stream)
-                              : launch_patch_weight_grad(launch, input.dtype, call_.stream));
+    check_launch(choice.group > 0 ? launch_group_weight_grad(launch, input.dtype, call_.stream)
+                 : tensor_cores   ? launch_mma_weight_grad(launch, input.dtype, call_.stream)
+                                  : launch_patch_weight_grad(launch, input.dtype, call_.stream));
     if (!deeper) return;
     if (tensor_cores) scale_ *= 1 << levels;
     add_levels(low_grad.second, low_input.second, first_level + levels);

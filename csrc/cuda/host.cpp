@@ -67,13 +67,15 @@ LoadPath choose_load_path(const TileLaunch& p, const View& v, DType dtype) {
                                                                     : LoadPath::kScalar;
 }
 
-int access_bytes(const Plane& plane) {
+int access_bytes(const Plane& plane, int channels) {
   const View& v = plane.view;
   const int element = element_bytes(plane.dtype);
-  if (v.stride_x != 1) return element;
+  const bool pixels = channels > 0;
+  if ((pixels ? v.stride_c : v.stride_x) != 1) return element;
   const int64_t address = int64_t(reinterpret_cast<uintptr_t>(v.data));
   int bytes = 16;
-  for (const int64_t elements : {v.stride_b, v.stride_c, v.stride_y, int64_t(plane.width)}) {
+  for (const int64_t elements : {v.stride_b, pixels ? v.stride_x : v.stride_c, v.stride_y,
+                                 int64_t(pixels ? channels : plane.width)}) {
     while (bytes > element && (elements * element % bytes != 0 || address % bytes != 0)) bytes /= 2;
   }
   return bytes;
@@ -107,14 +109,16 @@ Problem Call::problem(const Plane& input, int first_level, bool adjoint) const {
           adjoint};
 }
 
-std::pair<Tensor, Plane> Call::lowpass(const Plane& input, int levels, DType dtype) const {
+std::pair<Tensor, Plane> Call::lowpass(const Plane& input, int levels, DType dtype,
+                                       bool channels_last) const {
   using torch::headeronly::ScalarType;
   constexpr ScalarType kTypes[kNumDTypes] = {ScalarType::Float, ScalarType::Double,
                                              ScalarType::Half, ScalarType::BFloat16};
   const int unit = 1 << levels, rows = (input.height + unit - 1) / unit,
             cols = (input.width + unit - 1) / unit;
-  const Tensor band = allocate(like, {batch, channels, rows, cols}, kTypes[int(dtype)]);
-  return {band, {output_view(band), dtype, rows, cols, false}};
+  const Tensor band =
+      allocate(like, {batch, channels, rows, cols}, kTypes[int(dtype)], channels_last);
+  return {band, {output_view(band), dtype, rows, cols, channels_last}};
 }
 
 std::pair<Tensor, Plane> Call::lowpass(const Plane& input, int levels) const {
@@ -214,8 +218,9 @@ PatchLaunch Call::describe_patches(const Plane& input, const Plane& output, int 
   launch.tiles_y = (input.height + kPatchTile - 1) / kPatchTile;
   launch.tiles_x = (input.width + kPatchTile - 1) / kPatchTile;
   launch.cells = choice.cells;
+  launch.group = choice.group;
   launch.tiles = patch_tiles(problem(input, first_level, adjoint), choice);
-  launch.input_bytes = access_bytes(input);
+  launch.input_bytes = access_bytes(input, choice.group > 0 ? channels : 0);
   launch.wide_output = access_bytes(output) == 16;
   return launch;
 }
@@ -232,7 +237,9 @@ void Call::run_patches(const Plane& input, const Plane& output, int first_level,
     launch.coarse_cols = coarse.second.width;
   }
   const int multiprocessors = device_properties(device).multiprocessors;
-  check_launch(choice.cells > 0 ? launch_patch_planes(launch, input.dtype, multiprocessors, stream)
+  check_launch(choice.group > 0 ? launch_group_forward(launch, input.dtype, multiprocessors, stream)
+               : choice.cells > 0
+                   ? launch_patch_planes(launch, input.dtype, multiprocessors, stream)
                : input.dtype == DType::kFloat32
                    ? launch_patch_forward(launch, multiprocessors, stream)
                    : launch_mma_forward(launch, input.dtype, multiprocessors, stream));

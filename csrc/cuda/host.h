@@ -48,8 +48,9 @@ struct Plane {
   bool channels_last;
 };
 
-// The most bytes, at most 16, of aligned pieces of which every row consists.
-int access_bytes(const Plane& plane);
+// The most bytes, at most 16, of aligned pieces of which every row consists, or all `channels` of
+// every pixel.
+int access_bytes(const Plane& plane, int channels = 0);
 
 // One call of an op. Levels that a launch cannot hold run on the low-pass band of those it does.
 struct Call {
@@ -76,7 +77,8 @@ struct Call {
                       bool adjoint) const;
   // Room for the low-pass band `levels` levels down, of a dtype or of the accumulator type; and the
   // band.
-  std::pair<Tensor, Plane> lowpass(const Plane& input, int levels, DType dtype) const;
+  std::pair<Tensor, Plane> lowpass(const Plane& input, int levels, DType dtype,
+                                   bool channels_last = false) const;
   std::pair<Tensor, Plane> lowpass(const Plane& input, int levels) const;
   std::pair<Tensor, Plane> form_lowpass(const Plane& input, int levels) const;
   // The reconstruction of the levels past the first `levels`, at the size of their low-pass band.

@@ -79,6 +79,10 @@ const char* launch_mma_forward(const PatchLaunch& p, DType activations, int mult
 const char* launch_patch_planes(const PatchLaunch& p, DType activations, int multiprocessors,
                                 cudaStream_t stream);
 const char* launch_lowpass_planes(const LowpassPlanesLaunch& p, cudaStream_t stream);
+const char* launch_group_forward(const PatchLaunch& p, DType activations, int multiprocessors,
+                                 cudaStream_t stream);
+const char* launch_group_weight_grad(const PatchGradLaunch& p, DType activations,
+                                     cudaStream_t stream);
 const char* launch_patch_weight_grad(const PatchGradLaunch& p, DType activations,
                                      cudaStream_t stream);
 const char* launch_mma_weight_grad(const PatchGradLaunch& p, DType activations,

@@ -43,6 +43,7 @@ int struct_sizes[] = {sizeof(PatchLaunch), sizeof(LowpassPlanesLaunch), sizeof(P
                       sizeof(FinishLaunch), sizeof(LowpassLaunch)};
 
 const char* forward(const PatchLaunch& p, DType dtype, int multiprocessors) {
+  if (p.group > 0) return launch_group_forward(p, dtype, multiprocessors, nullptr);
   if (p.cells > 0) return launch_patch_planes(p, dtype, multiprocessors, nullptr);
   return dtype == DType::kFloat32 ? launch_patch_forward(p, multiprocessors, nullptr)
                                   : launch_mma_forward(p, dtype, multiprocessors, nullptr);
@@ -53,6 +54,7 @@ const char* lowpass_planes(const LowpassPlanesLaunch& p, DType) {
 }
 
 const char* weight_grad(const PatchGradLaunch& p, DType dtype) {
+  if (p.group > 0) return launch_group_weight_grad(p, dtype, nullptr);
   return p.cells > 0 || dtype == DType::kFloat32 ? launch_patch_weight_grad(p, dtype, nullptr)
                                                  : launch_mma_weight_grad(p, dtype, nullptr);
 }

@@ -67,6 +67,32 @@ const char* run_weight_grad(int levels, std::vector<__half>& x, std::vector<__ha
   return launch_mma_weight_grad(p, DType::kFloat16, nullptr);
 }
 
+// Planes of a group of four channels.
+template <class T>
+const char* run_group(DType dtype, std::vector<T>& x, std::vector<T>& y) {
+  constexpr int kItems = 2, kGroup = 4, kSide = 33, kLevels = 4;
+  const std::vector<float> taps(4 * kGroup * 25, 0.25f);
+  PatchLaunch p{};
+  p.params.dtype = DType::kFloat32;
+  for (int l = 0; l <= kLevels; ++l) p.params.weight[l] = p.params.scale[l] = taps.data();
+  p.input = {x.data(), kGroup * kSide * kSide, 1, kGroup * kSide, kGroup};
+  p.output = {y.data(), kGroup * kSide * kSide, 1, kGroup * kSide, kGroup};
+  p.batch = kItems, p.channels = kGroup, p.height = p.width = kSide;
+  p.kernel_size = 5, p.levels = kLevels, p.tiles = kItems;
+  p.cells = 1, p.group = kGroup, p.input_bytes = 4 * int(sizeof(T));
+  if (const char* error = launch_group_forward(p, dtype, 1, nullptr)) return error;
+
+  std::vector<float> partials(kGroup * 2 * (5 * 25 + 1));
+  PatchGradLaunch g{};
+  g.grad_output = p.output, g.input = p.input;
+  g.partials = partials.data();
+  g.batch = kItems, g.channels = kGroup, g.height = g.width = kSide, g.kernel_size = 5;
+  g.cells = 1, g.group = kGroup, g.grad_bytes = g.input_bytes = p.input_bytes;
+  g.splits = 1, g.parts = 2;
+  g.base_wanted = g.level_wanted = g.bias_wanted = true;
+  return launch_group_weight_grad(g, dtype, nullptr);
+}
+
 }  // namespace
 }  // namespace wtconv::cuda
 
@@ -88,6 +114,8 @@ int main(int count, char**) {
     if (!error) error = run_forward(DType::kFloat16, 3, x, y);
     if (!error) error = run_lowpass_planes(a);
     for (int levels = 1; levels <= 2 && !error; ++levels) error = run_weight_grad(levels, x, y);
+    if (!error) error = run_group(DType::kFloat32, a, b);
+    if (!error) error = run_group(DType::kFloat16, x, y);
   }
   if (error) std::puts(error);
   return error ? 1 : 0;

@@ -8,8 +8,9 @@ namespace wtconv::cuda {
 
 // A launch of a patch kernel.
 struct PatchChoice {
-  int levels;  // of this launch; 0 where the tile kernel takes the problem
-  int cells;   // planes of a tile on each side, all levels on chip; 0: tiles of a large plane
+  int levels;     // of this launch; 0 where the tile kernel takes the problem
+  int cells;      // planes of a tile on each side, all levels on chip; 0: tiles of a large plane
+  int group = 0;  // channels of a block, a channels_last plane a tile; 0: one channel
 };
 PatchChoice choose_patch(const Problem& problem, const Device& device);
 // Planes of a tile on each side where they are a low-pass band `down` levels below an input of
@@ -23,6 +24,8 @@ PatchChoice choose_patch_grad(const Problem& problem, const Device& device);
 int patch_bytes(const Problem& problem, const PatchChoice& choice);
 int patch_grad_bytes(const Problem& problem, const PatchChoice& choice);
 
+// Blocks of the weight-gradient kernel that a multiprocessor holds.
+int patch_grad_blocks(const Problem& problem, const PatchChoice& choice);
 // Tiles of a channel.
 int patch_tiles(const Problem& problem, const PatchChoice& choice);
 // Blocks of a channel, where the multiprocessors hold `slots` blocks at once.

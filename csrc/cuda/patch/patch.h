@@ -50,7 +50,8 @@ struct PatchLaunch {
   int batch, channels, height, width, kernel_size, levels;
   int tiles_y, tiles_x, tiles;  // of a plane, and of a channel
   int cells;                    // planes of a tile on each side; 0: a plane has many tiles
-  int splits;                   // blocks of a channel
+  int group;                    // channels of a block, of a channels_last plane; 0: one channel
+  int splits;                   // blocks of a channel, or of a group
   int input_bytes;              // of one access to the input
   bool wide_output;             // accesses of 16 bytes instead of an element
 };
@@ -67,14 +68,14 @@ struct LowpassPlanesLaunch {
 // splits * parts pieces into which the tiles of a channel fall.
 struct PatchGradLaunch {
   View grad_output, input;
-  // Low-pass bands [B, C, ceil(H / 2^levels), ...], or null: float32; on tensor cores in the type
-  // of the tensors, that of the input divided by 2^levels.
+  // Low-pass bands [B, C, ceil(H / 2^levels), ...], or null: float32, of a group in the layout of
+  // grad_output; on tensor cores in the type of the tensors, that of the input divided by 2^levels.
   void *low_grad, *low_input;
   float* exact_low_grad;  // that of grad_output in float32, on tensor cores, or null
   float* partials;        // [C][splits * parts][(1 + 4 levels) * taps + 1]
   int batch, channels, height, width, kernel_size, levels;
-  int tiles_y, tiles_x, tiles;         // of a plane, and of a channel
-  int cells, grad_bytes, input_bytes;  // as above
+  int tiles_y, tiles_x, tiles;                // of a plane, and of a channel
+  int cells, group, grad_bytes, input_bytes;  // as above
   int splits, parts;
   bool base_wanted, level_wanted, bias_wanted;
 };

@@ -1,0 +1,154 @@
+// Device code of the kernels for channels_last planes: rows of a group, fill, convolution,
+// analysis.
+#pragma once
+
+#include "../element.cuh"
+#include "../intrinsics.cuh"
+#include "group_layout.h"
+
+namespace wtconv::cuda {
+
+// A band, or a window of pixels, as a thread sees it: one channel, kGroup elements from column to
+// column. Rows outside are zeros.
+template <class T, int kGroup, bool kPixels>
+struct Rows {
+  static constexpr int kStep = kGroup;
+  const T *first, *zeros;
+  int rows, cols, pitch, pair;
+
+  __device__ __forceinline__ Rows(const GroupBands& bands, int band, const unsigned char* shared,
+                                  int zeros, int channel)
+      : first(reinterpret_cast<const T*>(shared + bands.offset) + band * bands.band + channel),
+        zeros(reinterpret_cast<const T*>(shared + zeros) + channel),
+        rows(bands.rows),
+        cols(bands.cols),
+        pitch(bands.pitch),
+        pair(bands.pair) {}
+
+  // The row from column x on; `before` columns may be read before it.
+  __device__ __forceinline__ const T* row(int y, int x, int before = 0) const {
+    const int offset = kPixels ? (y >> 1) * pair + (y & 1) * pitch : y * pitch;
+    return unsigned(y) < unsigned(rows) ? first + offset + x * kGroup : zeros + before * kGroup;
+  }
+};
+template <class T, int kGroup>
+using Pixels = Rows<T, kGroup, true>;
+template <int kGroup>
+using Band = Rows<float, kGroup, false>;
+
+__device__ __forceinline__ void clear_group(unsigned char* shared, int bytes) {
+  for (int i = threadIdx.x; i < bytes / 16; i += blockDim.x)
+    reinterpret_cast<Vector<float, 4>*>(shared)[i] = {};
+  __syncthreads();
+}
+
+// Starts to copy `channels` channels of a plane, in pieces of kBytes.
+template <int kGroup, int kBytes, class T>
+__device__ __forceinline__ void fill_pieces(const T* plane, const View& view, int channels,
+                                            const GroupBands& to, T* pixels) {
+  constexpr int kElements = kBytes / int(sizeof(T)), kPieces = kGroup / kElements;
+  const int channel = threadIdx.x % kPieces * kElements;
+  if (channel >= channels) return;
+  const int step = int(blockDim.x) / kPieces, first = int(threadIdx.x) / kPieces;
+  const int step_rows = to.row_of(step), step_cols = step - step_rows * to.cols;
+  int row = to.row_of(first), col = first - row * to.cols;
+  const T* from = plane + channel * view.stride_c;
+  pixels += channel;
+  while (row < to.rows) {
+    const T* source = from + row * view.stride_y + col * view.stride_x;
+    T* target = pixels + (row >> 1) * to.pair + (row & 1) * to.pitch + col * kGroup;
+    if constexpr (kBytes >= 4) {
+      copy_async<kBytes>(target, source, true);
+    } else {
+      *target = *source;
+    }
+    col += step_cols, row += step_rows;
+    if (col >= to.cols) col -= to.cols, ++row;
+  }
+}
+
+template <int kGroup, class T>
+__device__ __forceinline__ void fill_group(const T* plane, const View& view, int bytes,
+                                           int channels, const GroupBands& to, T* pixels) {
+  constexpr int kElement = int(sizeof(T));
+  if constexpr (kGroup * kElement >= 16) {
+    if (bytes == 16) return fill_pieces<kGroup, 16>(plane, view, channels, to, pixels);
+  }
+  if (bytes >= 8) return fill_pieces<kGroup, 8>(plane, view, channels, to, pixels);
+  if (kElement == 4 || bytes == 4) return fill_pieces<kGroup, 4>(plane, view, channels, to, pixels);
+  if constexpr (kElement == 2) fill_pieces<kGroup, 2>(plane, view, channels, to, pixels);
+}
+
+// N values of a row, and the K taps of a row of the kernel, each kTapPitch apart.
+template <int kStep, class T, int N>
+__device__ __forceinline__ void load_values(const T* row, float (&value)[N]) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) value[j] = widen<float>(row[j * kStep]);
+}
+
+// sum[r][u] += sum_ij taps[i][j] * in(y + r + i - R, x + u + j - R). A row is loaded once for all
+// outputs, and so is a row of taps.
+template <int K, int kTapPitch, int kRows, int kCols, class In>
+__device__ __forceinline__ void convolve_strip(const In& in, int y, int x, const float* taps,
+                                               float (&sum)[kRows][kCols]) {
+  constexpr int R = K / 2;
+  float tap[kRows][K];
+#pragma unroll
+  for (int i = 0; i < kRows + K - 1; ++i) {
+    float value[kCols + K - 1];
+    load_values<In::kStep>(in.row(y + i - R, x, R) - R * In::kStep, value);
+    if (i < K) load_values<kTapPitch>(taps + i * K * kTapPitch, tap[i % kRows]);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (i < r || i >= r + K) continue;
+#pragma unroll
+      for (int j = 0; j < K; ++j) {
+#pragma unroll
+        for (int u = 0; u < kCols; ++u) sum[r][u] += tap[(i - r) % kRows][j] * value[u + j];
+      }
+    }
+  }
+}
+
+// The same for one row of outputs of a small plane: a loop over the rows that it has.
+template <int K, int kTapPitch, int kCols, class In>
+__device__ __forceinline__ void convolve_small(const In& in, int y, int x, const float* taps,
+                                               float (&sum)[kCols]) {
+  constexpr int R = K / 2;
+  const int top = max(0, R - y), bottom = min(K, in.rows + R - y);
+  const auto* row = in.first + (y + top - R) * in.pitch + (x - R) * In::kStep;
+  const float* row_taps = taps + top * K * kTapPitch;
+#pragma unroll 1
+  for (int i = top; i < bottom; ++i, row += in.pitch, row_taps += K * kTapPitch) {
+    float value[kCols + K - 1], tap[K];
+    load_values<In::kStep>(row, value);
+    load_values<kTapPitch>(row_taps, tap);
+#pragma unroll
+    for (int j = 0; j < K; ++j) {
+#pragma unroll
+      for (int u = 0; u < kCols; ++u) sum[u] += tap[j] * value[u + j];
+    }
+  }
+}
+
+// kCols coefficients from (y, x) on of the four bands at `to`; use(u, LL) of each.
+template <int kCols, class In, class Use>
+__device__ __forceinline__ void analyse_strip(const In& finer, const GroupBands& to, int y, int x,
+                                              float* out, Use use) {
+  float top[2 * kCols], bottom[2 * kCols];
+  load_values<In::kStep>(finer.row(2 * y, 2 * x), top);
+  load_values<In::kStep>(finer.row(2 * y + 1, 2 * x), bottom);
+  out += y * to.pitch + x * In::kStep;
+#pragma unroll
+  for (int u = 0; u < kCols; ++u) {
+    float value[kSubbands];
+    haar_butterfly<float>(top[2 * u], top[2 * u + 1], bottom[2 * u], bottom[2 * u + 1], value);
+    if (x + u < to.cols) {
+#pragma unroll
+      for (int b = 0; b < kSubbands; ++b) out[b * to.band + u * In::kStep] = value[b];
+      use(u, value[0]);
+    }
+  }
+}
+
+}  // namespace wtconv::cuda

@@ -1,0 +1,294 @@
+// The operator on channels_last planes of at most a tile, all levels on chip: a lane is a channel.
+//
+// A block takes a plane of a group of neighbouring channels, as memory has them: shared memory
+// holds the channels of a pixel side by side, from the window of x to the coarsest band, so that
+// pieces of 16 bytes are copied as they are and lanes touch different banks without any rule for
+// the columns. A thread takes a strip of one channel, 1 x 7 coefficients of level 1 and their 2 x
+// 14 pixels:
+//
+//   copy the window -> base path of the strip in registers, level 1 -> the next window's copy
+//   starts; level after level, the filters of all, their sum at level 2, and meanwhile the bands of
+//   level 1 -> the strip is stored
+//
+// A plane takes its own size and no more; rows past its ends are read from a row of zeros. x is
+// read once and y written once.
+#include "../launch.cuh"
+#include "group.cuh"
+
+namespace wtconv::cuda {
+namespace {
+
+struct GroupLaunch {
+  PatchLaunch patch;
+  GroupForward memory;
+};
+
+// f(T()) for the type of a parameter.
+template <class F>
+__device__ __forceinline__ void with_parameter_type(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return f(double());
+    case DType::kFloat16:
+      return f(__half());
+    case DType::kBFloat16:
+      return f(__nv_bfloat16());
+    default:
+      return f(float());
+  }
+}
+
+// Scaled taps of the group, [slot][tap][tap_pitch], then the biases. The loads of a batch are under
+// way together.
+template <class S, int K, int kGroup>
+__device__ __forceinline__ void load_group_taps(const RawParameters& p, int first, int channels,
+                                                int levels, float* taps) {
+  constexpr int kTaps = K * K, kPitch = GroupForward::tap_pitch(kGroup),
+                kBatch = kGroup < 13 ? kGroup : 13;
+  const int slots = 1 + kSubbands * levels;
+#pragma unroll 1
+  for (int level = 0; level <= levels; ++level) {
+    const int band_bits = level ? 2 : 0,
+              count = p.weight[level] ? channels * kTaps << band_bits : 0;
+    const int64_t origin = int64_t(first) << band_bits;
+    const S* weights = static_cast<const S*>(p.weight[level]) + origin * kTaps;
+    const S* scales = static_cast<const S*>(p.scale[level]) + origin;
+    const float factor = 1.0f / float(1 << level);
+    for (int n = threadIdx.x; n < count; n += kBatch * blockDim.x) {
+      S weight[kBatch], scale[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int at = min(n + i * int(blockDim.x), count - 1);
+        weight[i] = weights[at], scale[i] = scales[at / kTaps];
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int at = n + i * int(blockDim.x), tap = at % kTaps, group = at / kTaps;
+        if (at >= count) break;
+        const int slot = level ? 4 * level - 3 + group % kSubbands : 0;
+        taps[(slot * kTaps + (p.rotate ? kTaps - 1 - tap : tap)) * kPitch + (group >> band_bits)] =
+            widen<float>(scale[i]) * widen<float>(weight[i]) * factor;
+      }
+    }
+  }
+  if (p.bias && int(threadIdx.x) < channels) {
+    const int channel = first + int(threadIdx.x);
+    taps[slots * kTaps * kPitch + threadIdx.x] =
+        widen<float>(static_cast<const S*>(p.scale[0])[channel]) *
+        widen<float>(static_cast<const S*>(p.bias)[channel]);
+  }
+}
+
+// A level from the low-pass band of the finer one.
+template <int kGroup>
+__device__ __forceinline__ void analyse_coarse(const GroupForward& memory, int level,
+                                               unsigned char* shared, int channel) {
+  const Band<kGroup> finer(memory.level[level - 1], 0, shared, memory.zeros, channel);
+  const GroupBands& to = memory.level[level];
+  float* out = reinterpret_cast<float*>(shared + to.offset) + channel;
+#pragma unroll 1
+  for (int n = threadIdx.x / kGroup; n < to.rows * to.cols; n += blockDim.x / kGroup) {
+    const int y = to.row_of(n);
+    analyse_strip<1>(finer, to, y, n - y * to.cols, out, [](int, float) {});
+  }
+}
+
+// Levels from 2 on: a quarter of the threads takes a band, a strip at a time, in one list.
+template <int K, int kGroup>
+__device__ __forceinline__ void filter_coarse(const GroupForward& memory, int levels,
+                                              unsigned char* shared, int channel,
+                                              const float* taps) {
+  constexpr int kCols = coarse_strip_of(kGroup), kPitch = GroupForward::tap_pitch(kGroup);
+  const int slot = threadIdx.x / kGroup, slots = blockDim.x / kGroup, band = slot % kSubbands;
+  int n = slot / kSubbands;
+#pragma unroll 1
+  for (int level = 2; level <= levels; ++level) {
+    const GroupBands &raw = memory.level[level], &to = memory.filtered[level];
+    const Band<kGroup> in(raw, band, shared, memory.zeros, channel);
+    const float* band_taps = taps + (4 * level - 3 + band) * K * K * kPitch;
+    float* out = reinterpret_cast<float*>(shared + to.offset) + band * to.band + channel;
+    // A column of strips after the other.
+    int y = n, x = 0;
+#pragma unroll 1
+    for (; n < raw.strips(kCols); n += slots / kSubbands, y += slots / kSubbands) {
+      while (y >= raw.rows) y -= raw.rows, x += kCols;
+      float sum[kCols] = {};
+      convolve_small<K, kPitch>(in, y, x, band_taps, sum);
+#pragma unroll
+      for (int u = 0; u < kCols; ++u) {
+        if (x + u < to.cols) out[y * to.pitch + (x + u) * kGroup] = sum[u];
+      }
+    }
+    n -= raw.strips(kCols);
+  }
+}
+
+// The reconstruction of a level at (y, x) of the next finer one.
+template <int kGroup>
+__device__ __forceinline__ float synthesise(const float* filtered, const GroupBands& bands, int y,
+                                            int x) {
+  const float* f = filtered + (y >> 1) * bands.pitch + (x >> 1) * kGroup;
+  const float row_sign = y & 1 ? -1.0f : 1.0f, col_sign = x & 1 ? -1.0f : 1.0f;
+  return (f[0] + row_sign * f[bands.band]) +
+         col_sign * (f[2 * bands.band] + row_sign * f[3 * bands.band]);
+}
+
+// Adds the reconstruction of a level to what the next finer one filtered of its low-pass band.
+template <int kGroup>
+__device__ __forceinline__ void add_coarse(const GroupBands& from, const GroupBands& to,
+                                           unsigned char* shared, int channel) {
+  const float* coarse = reinterpret_cast<const float*>(shared + from.offset) + channel;
+  float* fine = reinterpret_cast<float*>(shared + to.offset) + channel;
+#pragma unroll 1
+  for (int n = threadIdx.x / kGroup; n < to.rows * to.cols; n += blockDim.x / kGroup) {
+    const int y = to.row_of(n);
+    fine[n * kGroup] += synthesise<kGroup>(coarse, from, y, n - y * to.cols);
+  }
+}
+
+// What the levels from 2 on take, step by step: each relies on all threads' steps before. Level
+// after level from fine to coarse, all filters, level after level from coarse to fine.
+constexpr int coarse_steps(int levels) { return 2 * levels - 2; }
+template <int K, int kGroup>
+__device__ __forceinline__ void coarse_step(const GroupForward& memory, int levels, int step,
+                                            unsigned char* shared, int channel, const float* taps) {
+  if (step < levels - 1) {
+    analyse_coarse<kGroup>(memory, 2 + step, shared, channel);
+  } else if (step == levels - 1 && levels > 1) {
+    filter_coarse<K, kGroup>(memory, levels, shared, channel, taps);
+  } else if (step < coarse_steps(levels)) {
+    const int level = 2 * levels - step;
+    add_coarse<kGroup>(memory.filtered[level], memory.filtered[level - 1], shared, channel);
+  }
+}
+
+// sum += the synthesis of a band of level 1, to which `more` belongs.
+template <int K, int kGroup, int kCols>
+__device__ __forceinline__ void add_band(const GroupForward& memory, int band,
+                                         const unsigned char* shared, int channel, int y, int x,
+                                         const float* taps, float (&more)[1][kCols],
+                                         float (&sum)[2][2 * kCols]) {
+  constexpr int kPitch = GroupForward::tap_pitch(kGroup);
+  convolve_strip<K, kPitch>(Band<kGroup>(memory.level[1], band, shared, memory.zeros, channel), y,
+                            x, taps + (1 + band) * K * K * kPitch, more);
+  const float row_sign = band & 1 ? -1.0f : 1.0f, col_sign = band & 2 ? -1.0f : 1.0f;
+#pragma unroll
+  for (int u = 0; u < kCols; ++u) {
+    const float value = more[0][u];
+    sum[0][2 * u] += value;
+    sum[0][2 * u + 1] += col_sign * value;
+    sum[1][2 * u] += row_sign * value;
+    sum[1][2 * u + 1] += row_sign * col_sign * value;
+  }
+}
+
+template <class T, int kCols>
+__device__ __forceinline__ void store_strip(const PatchLaunch& p, T* out, int rows, int cols,
+                                            const float (&sum)[2][kCols]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (r >= rows) break;
+    T* at = out + r * p.output.stride_y;
+#pragma unroll
+    for (int u = 0; u < kCols; ++u) {
+      if (u < cols) *at = narrow<T>(sum[r][u]);
+      at += p.output.stride_x;
+    }
+  }
+}
+
+template <class T, int K, int kGroup>
+__global__ void __launch_bounds__(kGroupThreads)
+    group_forward_kernel(const __grid_constant__ GroupLaunch launch) {
+  constexpr int kCols = strip_of(kGroup), kPitch = GroupForward::tap_pitch(kGroup);
+  const PatchLaunch& p = launch.patch;
+  const GroupForward& memory = launch.memory;
+  extern __shared__ __align__(16) unsigned char shared[];
+  T* pixels = reinterpret_cast<T*>(shared + memory.pixels.offset);
+  float* taps = reinterpret_cast<float*>(shared + memory.taps);
+
+  // Blocks that run at the same time are neighbours in memory.
+  const int groups = (p.channels + kGroup - 1) / kGroup, split = blockIdx.x / groups;
+  const int first = blockIdx.x % groups * kGroup, channels = min(kGroup, p.channels - first);
+  const T* input = static_cast<const T*>(p.input.data) + first * p.input.stride_c;
+  const auto start = [&](int item) {
+    if (item >= p.batch) return;
+    fill_group<kGroup>(input + item * p.input.stride_b, p.input, p.input_bytes, channels,
+                       memory.pixels, pixels);
+  };
+  clear_group(shared, memory.bytes);
+  start(split);
+  with_parameter_type(p.params.dtype, [&](auto s) {
+    load_group_taps<decltype(s), K, kGroup>(p.params, first, channels, p.levels, taps);
+  });
+
+  const int channel = threadIdx.x % kGroup, strip = threadIdx.x / kGroup;
+  const GroupBands& level1 = memory.level[1];
+  const int across = level1.strips(kCols) / level1.rows;
+  const int y = strip / across, x = strip % across * kCols;
+  const bool mine = y < level1.rows;
+  taps += channel;
+#pragma unroll 1
+  for (int item = split; item < p.batch; item += p.splits) {
+    wait_for_copies();
+    __syncthreads();
+    float sum[2][2 * kCols];
+    if (mine) {
+      const Pixels<T, kGroup> window(memory.pixels, 0, shared, memory.zeros, channel);
+      const float bias = taps[(1 + kSubbands * p.levels) * K * K * kPitch];
+#pragma unroll
+      for (int u = 0; u < 2 * kCols; ++u) sum[0][u] = sum[1][u] = bias;
+      convolve_strip<K, kPitch>(window, 2 * y, 2 * x, taps, sum);
+      analyse_strip<kCols>(window, level1, y, x,
+                           reinterpret_cast<float*>(shared + level1.offset) + channel,
+                           [](int, float) {});
+    }
+    __syncthreads();
+    start(item + p.splits);
+    // The coarse levels leave most threads idle: the bands of level 1 fill their time, the low-pass
+    // band last.
+    const int last = max(coarse_steps(p.levels), kSubbands - 1);
+#pragma unroll 1
+    for (int step = 0; step <= last; ++step) {
+      coarse_step<K, kGroup>(memory, p.levels, step, shared, channel, taps);
+      if (mine && (step < kSubbands - 1 || step == last)) {
+        float more[1][kCols] = {};
+        if (step == last && p.levels > 1) {
+          const float* filtered =
+              reinterpret_cast<const float*>(shared + memory.filtered[2].offset) + channel;
+#pragma unroll
+          for (int u = 0; u < kCols; ++u)
+            more[0][u] = synthesise<kGroup>(filtered, memory.filtered[2], y, x + u);
+        }
+        add_band<K, kGroup>(memory, step == last ? 0 : 1 + step, shared, channel, y, x, taps, more,
+                            sum);
+      }
+      if (step < last) __syncthreads();
+    }
+    if (!mine || channel >= channels) continue;
+    T* out = static_cast<T*>(p.output.data) + (first + channel) * p.output.stride_c +
+             item * p.output.stride_b + 2 * y * p.output.stride_y + 2 * x * p.output.stride_x;
+    store_strip(p, out, p.height - 2 * y, p.width - 2 * x, sum);
+  }
+}
+
+}  // namespace
+
+const char* launch_group_forward(const PatchLaunch& p, DType activations, int multiprocessors,
+                                 cudaStream_t stream) {
+  return dispatch_float(activations, [&](auto t) {
+    return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
+      return with_constant(Groups(), p.group, [&](auto group) {
+        GroupLaunch launch{p, {p.height, p.width, p.kernel_size, p.levels, sizeof(t), p.group}};
+        const int groups = (p.channels + p.group - 1) / p.group;
+        launch.patch.splits =
+            split_tiles(groups, p.batch, launch.memory.blocks() * multiprocessors);
+        return launch_kernel(&group_forward_kernel<decltype(t), k(), group()>, launch,
+                             int64_t(groups) * launch.patch.splits, launch.memory.threads,
+                             launch.memory.bytes, stream);
+      });
+    });
+  });
+}
+
+}  // namespace wtconv::cuda

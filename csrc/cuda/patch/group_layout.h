@@ -1,0 +1,149 @@
+// Shared memory of the kernels for channels_last planes: a group of neighbouring channels side by
+// side at every position. Planes have their own sizes, known at run time. No CUDA header.
+#pragma once
+
+#include <algorithm>
+
+#include "layout.h"
+
+namespace wtconv::cuda {
+
+// Channels of a block: pieces of 16 bytes of float32 where a plane fills the multiprocessor, up to
+// whole warps for the smallest ones.
+using Groups = Constants<4, 8, 16, 32>;
+constexpr int group_of(int longest) {
+  return longest <= 8 ? 32 : longest <= 14 ? 16 : longest <= 16 ? 32 : longest <= 32 ? 8 : 4;
+}
+// Coefficients of a strip, the work of a thread: 28, 14 and 7 are multiples of 7, and the strips of
+// a row of 28 touch different banks.
+constexpr int strip_of(int group) { return group == 32 ? 4 : 7; }
+constexpr int coarse_strip_of(int group) { return group <= 8 ? 7 : 4; }  // from level 2 on
+// Of a multiprocessor, which leaves a thread 96 registers: the strips of four planes of 64 x 64.
+constexpr int kGroupThreads = 640;
+constexpr int grad_threads(int group) { return group <= 8 ? 256 : 128; }
+// Blocks that registers leave room for: a thread keeps two sums of each tap.
+constexpr int grad_blocks(int kernel_size, int group) {
+  return (kernel_size < 7 ? 512 : 256) / grad_threads(group);
+}
+
+// One band of a group, or several equal ones: the first channel of position (y, x) is element
+// (y / 2) * pair + (y % 2) * pitch + x * group of it. Zeros end each row, and with them the row
+// below begins.
+struct GroupBands {
+  int rows, cols, pitch, pair, band;  // the latter three in elements
+  int offset;                         // of the first position, in bytes
+  int inverse = 0;                    // of cols, for row_of
+
+  // n / cols; exact up to 65536 / cols, which is past every plane of level 2 and every block.
+  WTCONV_HOST_DEVICE constexpr int row_of(int n) const { return n * inverse >> 16; }
+
+  constexpr int strips(int cols_of_strip) const {
+    return rows * ((cols + cols_of_strip - 1) / cols_of_strip);
+  }
+};
+
+struct GroupMemory {
+  int group, bytes;
+
+  // The smallest sum of `least` positions and more that lies `bank` from a multiple of all banks.
+  constexpr int banked(int least, int bank) const {
+    while (group < kBanks && least * group % kBanks != bank) ++least;
+    return least * group;
+  }
+  // Bands in float32. Strips of all bands touch different banks, and those of the row below where
+  // `rows_apart`.
+  constexpr GroupBands bands(int rows, int cols, int zeros, int strip, bool rows_apart) {
+    const int pitch = rows_apart ? banked(cols + zeros, kBanks / 2) : (cols + zeros) * group;
+    const int band = banked(rows * pitch / group, std::max(8, group));
+    return add({rows, cols, pitch, 2 * pitch, band, 0}, kSubbands * band, zeros, 4, strip);
+  }
+  // A window of x. Every second pair of rows begins an odd number of positions after the one above:
+  // strips are pairs.
+  constexpr GroupBands pixels(int rows, int cols, int zeros, int element, int strip) {
+    const int pitch = (cols + zeros) * group, pair = 2 * pitch + (group < kBanks ? group : 0);
+    return add({rows, cols, pitch, pair, 0, 0}, (rows + 1) / 2 * pair, zeros, element, strip);
+  }
+  // What the coarse levels filtered, dense.
+  constexpr GroupBands filtered(int rows, int cols) {
+    const int pitch = cols * group;
+    return add({rows, cols, pitch, 2 * pitch, rows * pitch, 0}, kSubbands * rows * pitch, 0, 4, 4);
+  }
+  // Zeros in the place of a row past the first or the last one, as wide as a strip reads.
+  constexpr int zeros(int kernel_size, int element, int strip) {
+    return take((std::max(2 * strip * element, strip * 4) + (kernel_size - 1) * 4) * group);
+  }
+  // Returns the offset of `size` bytes.
+  constexpr int take(int size) {
+    const int offset = bytes;
+    bytes = round_up(bytes + size, 16);
+    return offset;
+  }
+
+ private:
+  static constexpr int kBanks = 32;
+
+  // Zeros precede the first row; a strip may reach past the last one.
+  constexpr GroupBands add(GroupBands result, int elements, int zeros, int element, int strip) {
+    const int around = (zeros + strip) * group;
+    result.inverse = 65536 / result.cols + 1;
+    result.offset = take((elements + around) * element) + zeros * group * element;
+    return result;
+  }
+};
+
+// The forward kernel. Levels from 2 on keep what they filtered; level 1 goes from registers to y.
+struct GroupForward {
+  GroupBands pixels, level[kMaxLaunchLevels + 1], filtered[kMaxLaunchLevels + 1];
+  int zeros, taps, bytes, threads;
+
+  // Taps of a channel lie group + 1 apart, so that neighbouring taps may be written at once.
+  static constexpr int tap_pitch(int group) { return group + 1; }
+  static constexpr int tap_count(int kernel_size, int levels) {
+    return (1 + kSubbands * levels) * kernel_size * kernel_size;
+  }
+
+  GroupForward(int height, int width, int kernel_size, int levels, int element, int group) {
+    const int radius = kernel_size / 2, strip = strip_of(group);
+    GroupMemory memory{group, 0};
+    pixels = memory.pixels(height, width, radius, element, 2 * strip);
+    for (int l = 1; l <= levels; ++l) {
+      const int rows = (height + (1 << l) - 1) >> l, cols = (width + (1 << l) - 1) >> l;
+      level[l] = memory.bands(rows, cols, radius, strip, true);
+      if (l > 1) filtered[l] = memory.filtered(rows, cols);
+    }
+    zeros = memory.zeros(kernel_size, element, strip);
+    taps = memory.take((tap_count(kernel_size, levels) + 1) * tap_pitch(group) * 4);
+    bytes = memory.bytes;
+    // Whole warps, and as many slots for each of four bands.
+    threads = round_up(level[1].strips(strip) * group, std::max(32, kSubbands * group));
+  }
+  int blocks() const {
+    return std::max(1, std::min(kGroupThreads / threads, blocks_of(bytes, kGroupThreads)));
+  }
+};
+
+// The weight-gradient kernel: level 1 of both operands, grad_output with the halo.
+struct GroupGrad {
+  struct Operand {
+    GroupBands pixels, level1;
+  } grad, input;
+  int zeros, sums, bytes, most_blocks;
+
+  GroupGrad(int height, int width, int kernel_size, int element, int group) {
+    const int radius = kernel_size / 2, strip = strip_of(group);
+    GroupMemory memory{group, 0};
+    const int rows = (height + 1) / 2, cols = (width + 1) / 2;
+    grad = {memory.pixels(height, width, radius, element, 2 * strip),
+            memory.bands(rows, cols, radius, strip, false)};
+    // A column of zeros is what an odd width is padded with.
+    input = {memory.pixels(height, width, 1, element, 2 * strip),
+             memory.bands(rows, cols, 0, strip, false)};
+    zeros = memory.zeros(kernel_size, element, strip);
+    sums = memory.take(((1 + kSubbands) * kernel_size * kernel_size + 1) * group * 4);
+    bytes = memory.bytes;
+    most_blocks = grad_blocks(kernel_size, group);
+  }
+  int blocks() const { return std::max(1, blocks_of(bytes, most_blocks)); }
+};
+
+}  // namespace wtconv::cuda

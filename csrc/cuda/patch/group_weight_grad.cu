@@ -1,0 +1,198 @@
+// The weight gradients of channels_last planes of at most a tile: the base path and one level in
+// one pass over both tensors, a lane a channel (group_forward.cu).
+//
+//   copy both windows -> level 1 of both, the base path's taps -> the next copies start; a quarter
+//   of the threads sums the taps of each band -> after some planes, partial sums to memory
+//
+// A thread sums all taps over strips of its channel, 2 x 14 pixels and 2 x 7 coefficients. The
+// low-pass bands are written for the levels past this one. As in weight_grad.cu, the sums come out
+// rotated by 180 degrees.
+#include "../launch.cuh"
+#include "group.cuh"
+
+namespace wtconv::cuda {
+namespace {
+
+struct GroupGradLaunch {
+  PatchGradLaunch patch;
+  GroupGrad memory;
+};
+
+// sum[i * K + j] += in(y + r, x + u) * grad(y + r + i - R, x + u + j - R) over kRows x kCols.
+template <int K, int kRows, int kCols, class In>
+__device__ __forceinline__ void correlate_strip(const In& in, const In& grad, int y, int x,
+                                                float (&sum)[K * K]) {
+  constexpr int R = K / 2;
+  float value[kRows][kCols];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    load_values<In::kStep>(in.row(y + r, x), value[r]);
+#pragma unroll
+    for (int u = 0; u < kCols; ++u) value[r][u] = x + u < in.cols ? value[r][u] : 0.0f;
+  }
+#pragma unroll
+  for (int n = 0; n < kRows + K - 1; ++n) {
+    float g[kCols + K - 1];
+    load_values<In::kStep>(grad.row(y + n - R, x, R) - R * In::kStep, g);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int i = n - r;
+      if (i < 0 || i >= K) continue;
+#pragma unroll
+      for (int u = 0; u < kCols; ++u) {
+#pragma unroll
+        for (int j = 0; j < K; ++j) sum[i * K + j] += value[r][u] * g[u + j];
+      }
+    }
+  }
+}
+
+// The sum over the lanes of a warp that are `stride`, 2 * `stride`, ... apart, in all of them.
+template <int kStride>
+__device__ __forceinline__ float lanes_sum(float value) {
+#pragma unroll
+  for (int mask = kStride; mask < 32; mask *= 2) value += __shfl_xor_sync(~0u, value, mask);
+  return value;
+}
+
+// Adds the sums of all threads up in shared memory, [slot][tap][channel] and the biases, a warp
+// after the other; the threads' sums start again from zero.
+template <int K, int kGroup>
+__device__ void add_up(float (&base)[K * K], float (&band)[K * K], float& bias, float* sums) {
+  constexpr int kTaps = K * K, kSums = (1 + kSubbands) * kTaps + 1;
+  const int lane = threadIdx.x % 32, channel = threadIdx.x % kGroup;
+  const int slot = 1 + threadIdx.x / kGroup % kSubbands;
+  for (int i = threadIdx.x; i < kSums * kGroup; i += blockDim.x) sums[i] = 0;
+#pragma unroll
+  for (int t = 0; t < kTaps; ++t) {
+    base[t] = lanes_sum<kGroup>(base[t]);
+    band[t] = lanes_sum<kGroup * kSubbands>(band[t]);
+  }
+  bias = lanes_sum<kGroup>(bias);
+#pragma unroll 1
+  for (int warp = 0; warp < int(blockDim.x) / 32; ++warp) {
+    __syncthreads();
+    if (int(threadIdx.x) / 32 != warp) continue;
+    if (lane < kGroup * kSubbands) {
+#pragma unroll
+      for (int t = 0; t < kTaps; ++t) sums[(slot * kTaps + t) * kGroup + channel] += band[t];
+    }
+    if (lane < kGroup) {
+#pragma unroll
+      for (int t = 0; t < kTaps; ++t) sums[t * kGroup + channel] += base[t];
+      // The sum of grad_output is twice that of its low-pass band.
+      sums[(kSums - 1) * kGroup + channel] += 2 * bias;
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int t = 0; t < kTaps; ++t) base[t] = band[t] = 0;
+  bias = 0;
+}
+
+template <class T, int K, int kGroup>
+__global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
+    group_weight_grad_kernel(const __grid_constant__ GroupGradLaunch launch) {
+  constexpr int kCols = strip_of(kGroup), kSums = (1 + kSubbands) * K * K + 1;
+  const PatchGradLaunch& p = launch.patch;
+  const GroupGrad& memory = launch.memory;
+  extern __shared__ __align__(16) unsigned char shared[];
+  float* sums = reinterpret_cast<float*>(shared + memory.sums);
+
+  const int groups = (p.channels + kGroup - 1) / kGroup, split = blockIdx.x / groups;
+  const int first = blockIdx.x % groups * kGroup, channels = min(kGroup, p.channels - first);
+  const int channel = threadIdx.x % kGroup, slot = threadIdx.x / kGroup;
+  const int slots = blockDim.x / kGroup;
+  const GroupBands& level1 = memory.grad.level1;
+  const int rows = level1.rows, across = level1.strips(kCols) / rows;
+
+  const auto start = [&](int n) {
+    const int item = split + n * p.splits;
+    if (item >= p.batch) return;
+    const auto copy = [&](const View& v, int bytes, const GroupBands& to) {
+      fill_group<kGroup>(static_cast<const T*>(v.data) + item * v.stride_b + first * v.stride_c, v,
+                         bytes, channels, to, reinterpret_cast<T*>(shared + to.offset));
+    };
+    copy(p.grad_output, p.grad_bytes, memory.grad.pixels);
+    copy(p.input, p.input_bytes, memory.input.pixels);
+  };
+  const auto pixels = [&](const GroupGrad::Operand& operand) {
+    return Pixels<T, kGroup>(operand.pixels, 0, shared, memory.zeros, channel);
+  };
+  const auto level = [&](const GroupGrad::Operand& operand, int band) {
+    return Band<kGroup>(operand.level1, band, shared, memory.zeros, channel);
+  };
+  float base[K * K] = {}, band[K * K] = {}, bias = 0;
+  // Level 1 of a strip; its low-pass band to memory.
+  const auto analyse = [&](const GroupGrad::Operand& operand, void* lowpass, int item, int y,
+                           int x) {
+    float* low = static_cast<float*>(lowpass);
+    if (low) low += ((int64_t(item) * rows + y) * level1.cols + x) * p.channels + first + channel;
+    float sum = 0;
+    analyse_strip<kCols>(pixels(operand), operand.level1, y, x,
+                         reinterpret_cast<float*>(shared + operand.level1.offset) + channel,
+                         [&](int u, float value) {
+                           sum += value;
+                           if (low && channel < channels) low[u * p.channels] = value;
+                         });
+    return sum;
+  };
+
+  clear_group(shared, memory.bytes);
+  start(0);
+  const int count = (p.batch - split + p.splits - 1) / p.splits;
+#pragma unroll 1
+  for (int part = 0; part < p.parts; ++part) {
+#pragma unroll 1
+    for (int n = count * part / p.parts; n < count * (part + 1) / p.parts; ++n) {
+      const int item = split + n * p.splits;
+      wait_for_copies();
+      __syncthreads();
+#pragma unroll 1
+      for (int strip = slot; strip < rows * across; strip += slots) {
+        const int y = strip / across, x = strip % across * kCols;
+        bias += analyse(memory.grad, p.low_grad, item, y, x);
+        analyse(memory.input, p.low_input, item, y, x);
+        if (p.base_wanted) {
+          correlate_strip<K, 2, 2 * kCols>(pixels(memory.input), pixels(memory.grad), 2 * y, 2 * x,
+                                           base);
+        }
+      }
+      __syncthreads();
+      start(n + 1);
+      if (!p.level_wanted) continue;
+      const int subband = slot % kSubbands;
+#pragma unroll 1
+      for (int strip = slot / kSubbands; strip < (rows + 1) / 2 * across;
+           strip += slots / kSubbands) {
+        correlate_strip<K, 2, kCols>(level(memory.input, subband), level(memory.grad, subband),
+                                     strip / across * 2, strip % across * kCols, band);
+      }
+    }
+    add_up<K, kGroup>(base, band, bias, sums);
+    for (int i = threadIdx.x; i < kSums * channels; i += blockDim.x) {
+      const int64_t index = (int64_t(first + i / kSums) * p.splits + split) * p.parts + part;
+      p.partials[index * kSums + i % kSums] = sums[i % kSums * kGroup + i / kSums];
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+const char* launch_group_weight_grad(const PatchGradLaunch& p, DType activations,
+                                     cudaStream_t stream) {
+  return dispatch_float(activations, [&](auto t) {
+    return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
+      return with_constant(Groups(), p.group, [&](auto group) {
+        const GroupGradLaunch launch{p, {p.height, p.width, p.kernel_size, sizeof(t), p.group}};
+        const int groups = (p.channels + p.group - 1) / p.group;
+        return launch_kernel(&group_weight_grad_kernel<decltype(t), k(), group()>, launch,
+                             int64_t(groups) * p.splits, grad_threads(p.group), launch.memory.bytes,
+                             stream);
+      });
+    });
+  });
+}
+
+}  // namespace wtconv::cuda
