@@ -57,12 +57,13 @@ PatchChoice choose(const Problem& p, const Device& device, int slots, Bytes byte
     if (choice.levels > 0 && bytes_of(choice) <= device.shared_per_block) return choice;
   }
   if (!tiles) return choose_planes(p, device, slots);
-  // In float32, three levels on chip where they are all: the halo of the third costs less than a
-  // pass over x for it alone, but that pass serves all levels past two (8x64x256x256 on an H100:
-  // L=3 0.200 ms; L=4 in two levels and the pass 0.222, L=5 in three 0.314 ms). On tensor cores it
-  // costs less (L=3 0.092 against 0.158, L=5 0.152 against 0.163).
-  const bool three = (p.levels == 3 || (p.levels > 3 && p.element_bytes == 2)) &&
-                     p.kernel_size <= kMostForThreeLevels;
+  // Three levels on chip where they are all: the halo of the third costs less than a pass over x
+  // for it alone, but that pass serves all levels past two (8x64x256x256 on an H100, float32: L=3
+  // 0.183 ms; L=5 in two levels and the pass 0.216, in three 0.314 ms). On tensor cores the third
+  // level costs less than the pass on a band that does not fit a tile (8x64x512x512 float16, L=5:
+  // 0.46 ms).
+  const bool large_band = p.element_bytes == 2 && p.levels > 3 && longest > kPatchTile << 2;
+  const bool three = (p.levels == 3 || large_band) && p.kernel_size <= kMostForThreeLevels;
   for (int levels = three ? 3 : std::min(p.levels, 2); levels > 0; --levels) {
     const PatchChoice choice{levels, 0, 0};
     if (patch_bytes(p, choice) <= device.shared_per_block) return choice;

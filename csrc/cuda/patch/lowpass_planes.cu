@@ -17,25 +17,29 @@ namespace {
 constexpr int kPieces = 8;
 
 // LL of batch items `first` on, [row][col] of the tile: 2^-kDown times the sum of 2^kDown x 2^kDown
-// pixels, zero outside the planes. A thread sums the coefficients below one piece.
+// pixels, zero outside the planes. A thread sums the coefficients below one piece; the threads
+// share the pieces that there are, so that small planes keep as many under way.
 template <int G, int kDown, class T>
 __device__ __forceinline__ void form_band(const LowpassPlanesLaunch& p, int channel, int first,
                                           float* band) {
   constexpr int kSize = 1 << kDown, kUnit = 16 / int(sizeof(T)), kOut = kUnit / kSize;
-  constexpr int kColumns = kPatchTile / kOut, kStep = kPatchThreads / kColumns;
-  constexpr int kRows = kPieces / kSize, kCell = kPatchTile / G;
+  constexpr int kAtOnce = kPieces / kSize, kCell = kPatchTile / G;
   const View& view = p.planes.input;
-  const int col = threadIdx.x % kColumns * kOut, x = col % kCell * kSize;
-  const T* plane = static_cast<const T*>(view.data) + channel * view.stride_c + x;
+  const T* plane = static_cast<const T*>(view.data) + channel * view.stride_c;
+  const int across = p.input_width / kUnit, rows = p.planes.height;
+  const int total = min(G * G, p.planes.batch - first) * rows * across;
 #pragma unroll 1
-  for (int top = threadIdx.x / kColumns; top < kPatchTile; top += kStep * kRows) {
-    Vector<T, kUnit> piece[kRows][kSize];
+  for (int begin = threadIdx.x; begin < total; begin += kAtOnce * kPatchThreads) {
+    Vector<T, kUnit> piece[kAtOnce][kSize];
+    int to[kAtOnce];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int row = top + r * kStep, y = row % kCell * kSize;
-      const int item = first + row / kCell * G + col / kCell;
-      const int left = item < p.planes.batch && x < p.input_width ? p.input_height - y : 0;
-      const T* from = plane + item * view.stride_b + y * view.stride_y;
+    for (int r = 0; r < kAtOnce; ++r) {
+      const int at = begin + r * kPatchThreads, col = at % across, row = at / across % rows;
+      const int item = at / across / rows;
+      const int left = at < total ? p.input_height - row * kSize : 0;
+      const T* from =
+          plane + (first + item) * view.stride_b + row * kSize * view.stride_y + col * kUnit;
+      to[r] = (item / G * kCell + row) * kPatchTile + item % G * kCell + col * kOut;
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
         piece[r][i] = Vector<T, kUnit>{};
@@ -44,14 +48,15 @@ __device__ __forceinline__ void form_band(const LowpassPlanesLaunch& p, int chan
       }
     }
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kAtOnce; ++r) {
+      if (begin + r * kPatchThreads >= total) break;
       Vector<float, kOut> out;
 #pragma unroll
       for (int u = 0; u < kOut; ++u) {
         out.lane[u] = lowpass_of<kDown, float>(
             [&](int i, int s) { return widen<float>(piece[r][i].lane[u * kSize + s]); });
       }
-      *reinterpret_cast<Vector<float, kOut>*>(band + (top + r * kStep) * kPatchTile + col) = out;
+      *reinterpret_cast<Vector<float, kOut>*>(band + to[r]) = out;
     }
   }
 }
@@ -97,6 +102,7 @@ __global__ void __launch_bounds__(kPatchThreads, LowpassPlanesMemory<K, G>::kBlo
   // of which a multiprocessor keeps for it what this kernel leaves (8x64x256x256, L=5: 0.167
   // against 0.147 ms).
   let_next_grid_start();
+  clear(shared, M::kWeights);
   const int channel = blockIdx.x % p.channels, first = blockIdx.x / p.channels * G * G;
   switch (launch.dtype) {
     case DType::kFloat16:
@@ -109,7 +115,7 @@ __global__ void __launch_bounds__(kPatchThreads, LowpassPlanesMemory<K, G>::kBlo
       form_band<G, float>(launch, channel, first, dense);
   }
   load_taps<K>(p.params, channel, p.levels, weights);
-  clear(shared + M::kBands, W::kFloats * 4);
+  __syncthreads();
   analyse_band<W>(dense, bands);
   __syncthreads();
   float low[2][4] = {}, sum[kPatchRows][kPatchCols] = {};
