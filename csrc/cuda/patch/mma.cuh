@@ -6,24 +6,6 @@
 
 namespace wtconv::cuda {
 
-// The tile after `at`.
-template <class Launch>
-__device__ __forceinline__ void advance(const Launch& p, TileIndex& at) {
-  if ((at.x += kPatchTile) < p.width) return;
-  at.x = 0;
-  if ((at.y += kPatchTile) < p.height) return;
-  at.y = 0;
-  ++at.item;
-}
-// The tile `step` tiles after `at`, without a division: pixels and planes carry like digits.
-template <class Launch>
-__device__ __forceinline__ void advance(const Launch& p, const TileIndex& step, TileIndex& at) {
-  const int width = p.tiles_x * kPatchTile, height = p.tiles_y * kPatchTile;
-  at.x += step.x, at.y += step.y, at.item += step.item;
-  if (at.x >= width) at.x -= width, at.y += kPatchTile;
-  if (at.y >= height) at.y -= height, ++at.item;
-}
-
 template <class T>
 __device__ __forceinline__ uint32_t pack(float low, float high);
 template <>

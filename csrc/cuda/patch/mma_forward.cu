@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaShared<K, L>::kBlocks)
     at = next;
     T* pixels = window(n);
     if (n + 1 < tiles.count) {
-      advance(p, step, next);
+      next.advance(p, step);
       start_window<W, 16, S::kCached>(p.input, p.input_bytes == 16, p, next, window(n + 1));
     }
     float sum[8][4] = {}, low1[2][4] = {}, low2[2][2] = {}, coarse[8 >> L][2] = {};

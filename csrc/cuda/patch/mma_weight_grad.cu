@@ -324,6 +324,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradShared<K, L>::kBlocks)
   T* low_grad = low_input + S::kLowInput / 2;
 
   const BlockTiles tiles = BlockTiles::contiguous(p);
+  const TileIndex step(p, tiles.channel, tiles.step);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
   const auto start = [&](int n) {
     start_window<WX, WX::kPiece, true>(p.input, p.input_bytes >= WX::kPiece, p, next, input(n));
@@ -341,7 +342,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradShared<K, L>::kBlocks)
       __syncthreads();
       at = next;
       if (n + 1 < tiles.count) {
-        advance(p, next);
+        next.advance(p, step);
         start(n + 1);
       }
       if constexpr (L > 1) {
