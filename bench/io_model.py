@@ -5,22 +5,28 @@ memory; weights are left out, as in the paper. Every count is an exact fraction.
 
 * `reference_stages`: the chain of framework operations of Algorithm 1 (eq. qref),
 * `fused_stages`: the paper's fused form, level by level (eq. qfused),
-* `single_pass_stages`: what ``csrc/cuda`` does. One launch reads x once (the halo again, but from
-  L2), forms the pyramid of its levels on chip and writes y once. Levels past those of the launch
-  work on the low-pass band: one more read of x to form it, then tensors of N/4^l.
+* `forward_stages`, `backward_stages`: what ``csrc/cuda`` does, launch by launch. A launch reads x
+  once (the halo again, but from L2), forms the pyramid of its levels on chip and writes y once. The
+  levels past those need one more read of x, for their low-pass band; what they reconstruct, a
+  float32 tensor of the size of that band, is read by the launch. `Plane` says which levels a launch
+  takes.
 
 Source: Aflalo et al., 2026, sec. "WTConv is memory-bound" and "The resulting I/O cost".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 #: Passes over N that no form can avoid: x and y; a training step reads x and grad_y once more and
 #: writes grad_x.
 COMPULSORY = {"forward": 2, "training": 5}
+#: Pixels of a tile of ``csrc/cuda`` on each side.
+TILE = 64
+#: Largest channels_last plane of which a block of the weight gradients has all levels, of 5x5 taps.
+LARGEST_GRAD_PLANE = 88
 
 
 @dataclass(frozen=True)
@@ -101,73 +107,131 @@ def fused_stages(levels: int) -> list[Stage]:
     return stages
 
 
-def single_pass_stages(levels_per_launch: Sequence[int], band_ratio: int = 1) -> list[Stage]:
-    """What ``csrc/cuda`` moves when its launches take ``levels_per_launch`` levels, finest first.
+@dataclass(frozen=True)
+class Plane:
+    """Square planes that a launch of ``csrc/cuda`` works on: x, or a low-pass band of it.
+
+    Its choices are those of ``csrc/cuda/patch/choose.cpp`` (``tile/choose.cpp`` for large planes in
+    channels_last), on a GPU of compute capability 9.0, for kernels of 3x3 and 5x5, up to five
+    levels, and as many planes as fill a tile. Planes of less than 4x4 may differ; they are next to
+    nothing.
+    """
+
+    side: int
+    element_bytes: int
+    channels_last: bool = False
+    level: int = 0  # levels below x
+    size: Fraction = Fraction(1)  # in units of N
+
+    @property
+    def tensor_cores(self) -> bool:
+        """Whether tiles on tensor cores take it."""
+        return self.element_bytes == 2 and not self.channels_last and self.side > TILE // 2
+
+    @property
+    def tile_kernel(self) -> bool:
+        """Whether the kernels of ``csrc/cuda/tile`` take it."""
+        return self.channels_last and self.side > TILE
+
+    def operator_levels(self, levels: int) -> int:
+        """Levels that a launch of the operator takes where ``levels`` are left."""
+        if self.side <= (2 * TILE if self.channels_last else TILE) and not self.tensor_cores:
+            return levels
+        large_band = self.tensor_cores and levels > 3 and self.side > 4 * TILE
+        three = not self.channels_last and (levels == 3 or large_band)
+        return min(levels, 3 if three else 2)
+
+    def gradient_levels(self, levels: int) -> int:
+        """Levels that a launch of the weight gradients takes where ``levels`` are left."""
+        if self.tile_kernel and self.side <= LARGEST_GRAD_PLANE:
+            return levels
+        return min(levels, 2 if self.tensor_cores or self.tile_kernel else 1)
+
+    def has_lowpass_on_chip(self, levels: int) -> bool:
+        """Whether one launch forms the band ``levels`` levels down and runs all its levels."""
+        return (
+            not self.channels_last
+            and self.side * self.element_bytes % 16 == 0  # rows are aligned
+            and levels > 1
+            and self.element_bytes << levels <= 16
+            and self.band(levels).side <= TILE
+        )
+
+    def band(self, levels: int, element_bytes: int = 4, channels_last: bool = False) -> Plane:
+        """Its low-pass band ``levels`` levels down."""
+        return replace(
+            self,
+            side=-(-self.side // 2**levels),
+            element_bytes=element_bytes,
+            channels_last=channels_last,
+            level=self.level + levels,
+            size=self.size * Fraction(element_bytes, self.element_bytes) / 4**levels,
+        )
+
+
+def forward_stages(plane: Plane, levels: int, low_levels: int = 0) -> list[Stage]:
+    """The launches of the operator on ``plane``.
 
     Args:
-        levels_per_launch: such as (5,) for a plane that fits on chip, (2, 3) for a large one.
-        band_ratio: bytes of a low-pass element, which has the accumulator's type, over those of
-            an input element: 1 for fp32 and fp64, 2 for fp16 and bf16.
-
-    Raises:
-        ValueError: no launch, or one without levels.
+        plane: its input.
+        levels: those of ``plane`` and past it.
+        low_levels: levels down to a float32 low-pass band that is at hand, 0 for none.
     """
-    if not levels_per_launch or min(levels_per_launch) < 1:
-        raise ValueError(
-            "single_pass_stages: every launch must take at least one level, "
-            f"got {list(levels_per_launch)}"
-        )
-    stages = []
-    done = 0
-    for launch, levels in enumerate(levels_per_launch):
-        # The first launch reads and writes tensors of the input's dtype, the others bands.
-        size = Fraction(1) if launch == 0 else Fraction(band_ratio, 4**done)
-        deeper = Fraction(0)
-        if launch + 1 < len(levels_per_launch):
-            deeper = Fraction(band_ratio, 4 ** (done + levels))
-            stages.append(Stage("low-pass", done, size + deeper))
-        stages.append(Stage("tile launch", done, 2 * size + deeper))
-        done += levels
+    taken = plane.operator_levels(levels)
+    if taken == levels:
+        return [Stage("tiles", plane.level, 2 * plane.size)]
+    band = plane.band(taken)
+    tiles = Stage("tiles", plane.level, 2 * plane.size + band.size)
+    if low_levels == 0 and plane.has_lowpass_on_chip(taken):
+        return [Stage("low-pass and its levels", plane.level, plane.size + band.size), tiles]
+    stages = [*forward_stages(band, levels - taken), tiles]
+    if low_levels < taken:
+        source = plane.band(low_levels) if low_levels else plane
+        stages.insert(0, Stage("low-pass", source.level, source.size + band.size))
     return stages
 
 
-def backward_stages(levels_per_launch: Sequence[int], band_ratio: int = 1) -> list[Stage]:
-    """What the backward pass of ``csrc/cuda`` moves, beside partial sums of the weight gradients.
+def weight_gradient_stages(plane: Plane, levels: int, exact: bool = False) -> list[Stage]:
+    """The launches of the weight gradients, beside their partial sums.
 
-    The input gradient is the operator on grad_output, see `single_pass_stages`; the weight
-    gradients read grad_output and x once in every launch, and their low-pass bands as well.
+    Each reads grad_output and x, both like ``plane``, and writes the low-pass bands of both for the
+    next: on tensor cores in their type, that of grad_output in float32 as well where ``exact``;
+    else in float32. The tile kernel leaves the bands to launches of their own.
     """
-    stages = [
-        Stage(f"input gradient, {stage.name}", stage.level, stage.traffic)
-        for stage in single_pass_stages(levels_per_launch, band_ratio)
+    name = "weight gradients"
+    taken = plane.gradient_levels(levels)
+    if taken == levels:
+        return [Stage(name, plane.level, 2 * plane.size)]
+    band = plane.band(taken)
+    if plane.tile_kernel:
+        stages = [
+            Stage(name, plane.level, 2 * plane.size),
+            Stage(f"{name}, low-pass", plane.level, 2 * (plane.size + band.size)),
+        ]
+    else:
+        exact_size = band.size if exact and plane.tensor_cores else Fraction(0)
+        element_bytes = plane.element_bytes if plane.tensor_cores else 4
+        band = plane.band(taken, element_bytes, plane.channels_last)
+        stages = [Stage(name, plane.level, 2 * (plane.size + band.size) + exact_size)]
+    return stages + weight_gradient_stages(band, levels - taken)
+
+
+def backward_stages(plane: Plane, levels: int) -> list[Stage]:
+    """The launches of the backward pass: weight gradients, then the operator on grad_output.
+
+    Where that has levels past its first launch, it takes the low-pass band of grad_output that the
+    weight gradients' first launch left.
+    """
+    deeper = plane.operator_levels(levels) < levels
+    operator = forward_stages(plane, levels, plane.gradient_levels(levels) if deeper else 0)
+    return weight_gradient_stages(plane, levels, deeper) + [
+        Stage(f"input gradient, {stage.name}", stage.level, stage.traffic) for stage in operator
     ]
-    done = 0
-    for launch, levels in enumerate(levels_per_launch):
-        size = Fraction(1) if launch == 0 else Fraction(band_ratio, 4**done)
-        stages.append(Stage("weight gradients", done, 2 * size))
-        if launch + 1 < len(levels_per_launch):
-            deeper = Fraction(band_ratio, 4 ** (done + levels))
-            stages.append(Stage("weight gradients, low-pass", done, 2 * (size + deeper)))
-        done += levels
-    return stages
 
 
-def forms(levels: int, band_ratio: int = 1, first: int = 2) -> dict[str, list[Stage]]:
-    """The forms to compare, by name; ``first`` levels of a large plane are in its first launch."""
-    return {
-        "reference": reference_stages(levels),
-        "paper's fused form": fused_stages(levels),
-        "csrc/cuda, plane on chip": single_pass_stages((levels,), band_ratio),
-        "csrc/cuda, large plane": single_pass_stages(split_levels(levels, first), band_ratio),
-    }
-
-
-def backward_forms(levels: int, band_ratio: int = 1, first: int = 2) -> dict[str, list[Stage]]:
-    """The same of the backward pass, of ours only."""
-    return {
-        "csrc/cuda, plane on chip": backward_stages((levels,), band_ratio),
-        "csrc/cuda, large plane": backward_stages(split_levels(levels, first), band_ratio),
-    }
+def training_stages(plane: Plane, levels: int) -> list[Stage]:
+    """The launches of a training step."""
+    return forward_stages(plane, levels) + backward_stages(plane, levels)
 
 
 def total(stages: Iterable[Stage]) -> Fraction:
@@ -187,8 +251,3 @@ def macs(kernel_size: int, levels: int) -> Fraction:
 def intensity(kernel_size: int, levels: int, traffic: Fraction, element_bytes: int) -> float:
     """FLOP/byte of a form that moves ``traffic`` * N elements, two FLOPs a multiply-add."""
     return float(2 * macs(kernel_size, levels) / (traffic * element_bytes))
-
-
-def split_levels(levels: int, first: int) -> tuple[int, ...]:
-    """Launches of a large plane: ``first`` levels, then all others on the low-pass band."""
-    return (levels,) if levels <= first else (first, levels - first)

@@ -15,11 +15,17 @@ from rich.table import Table
 from bench import ncu
 from bench.cuda_run import DTYPES
 from bench.environment import gpu_line, output_of
-from bench.io_model import Stage, backward_forms, forms, total
+from bench.io_model import (
+    Plane,
+    Stage,
+    backward_stages,
+    forward_stages,
+    fused_stages,
+    reference_stages,
+    total,
+)
 from bench.shapes import Size
 from bench.traffic_target import DIRECTIONS, Case
-
-ACCUMULATOR_BYTES = 4  # of the low-pass bands of half and single precision
 
 
 @dataclass(frozen=True)
@@ -113,10 +119,19 @@ def rows_of(case: Case, kernels: Sequence[ncu.KernelTraffic]) -> list[TrafficRow
     ]
 
 
-def models(direction: str, levels: int, dtype: str) -> dict[str, list[Stage]]:
+def models(
+    direction: str, size: Size, levels: int, dtype: str, layout: str
+) -> dict[str, list[Stage]]:
     """The I/O models of a pass; of the backward pass there is only that of this package."""
-    band_ratio = max(1, ACCUMULATOR_BYTES // DTYPES[dtype].itemsize)
-    return (forms if direction == "forward" else backward_forms)(levels, band_ratio)
+    side = max(size.height, size.width)  # the models are of square planes
+    plane = Plane(side, DTYPES[dtype].itemsize, layout == "channels_last")
+    if direction == "backward":
+        return {"csrc/cuda": backward_stages(plane, levels)}
+    return {
+        "reference": reference_stages(levels),
+        "paper's fused form": fused_stages(levels),
+        "csrc/cuda": forward_stages(plane, levels),
+    }
 
 
 def print_traffic(rows: Sequence[TrafficRow], console: Console) -> None:
@@ -141,7 +156,7 @@ def print_traffic(rows: Sequence[TrafficRow], console: Console) -> None:
                 table.add_row(direction, r.kernel, *_cells(r.read_n, r.written_n))
             read, written = sum(r.read_n for r in chosen), sum(r.written_n for r in chosen)
             table.add_row(direction, "all kernels", *_cells(read, written), style="bold")
-            for name, stages in models(direction, levels, dtype).items():
+            for name, stages in models(direction, Size.parse(shape), levels, dtype, layout).items():
                 both = f"{float(total(stages)):.3f}"
                 table.add_row(direction, f"model: {name}", "", "", both)
             table.add_section()

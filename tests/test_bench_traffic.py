@@ -163,18 +163,23 @@ def test_traffic_is_counted_in_elements_of_the_input() -> None:
     assert traffic.rows_of(half, KERNELS)[0].read_n == 2.0
 
 
-@pytest.mark.parametrize(("dtype", "large"), [("float32", 3.25), ("float16", 3.5)])
-def test_models_beside_the_forward_pass_are_those_of_the_io_model(dtype: str, large: float) -> None:
-    sums = [
-        float(io_model.total(stages)) for stages in traffic.models("forward", 5, dtype).values()
-    ]
-    assert sums == pytest.approx([21.32, 8.33, 2.0, large], abs=0.005)
+@pytest.mark.parametrize(
+    ("dtype", "layout", "ours"),
+    [("float32", "nchw", 3.125), ("float16", "nchw", 3.25), ("bfloat16", "channels_last", 3.5)],
+)
+def test_models_beside_the_forward_pass_are_those_of_the_io_model(
+    dtype: str, layout: str, ours: float
+) -> None:
+    stages = traffic.models("forward", CASE.size, 5, dtype, layout)
+    sums = [float(io_model.total(form)) for form in stages.values()]
+    assert sums == pytest.approx([21.32, 8.33, ours], abs=0.005)
 
 
-def test_models_beside_the_backward_pass_are_ours() -> None:
-    # The operator on grad_output, and both tensors once more; on the band of N/16 the same.
-    sums = [float(io_model.total(s)) for s in traffic.models("backward", 5, "float32").values()]
-    assert sums == pytest.approx([4.0, 3.25 + 2 * (1 + 1 + 1 / 16 + 1 / 16)])
+def test_model_beside_the_backward_pass_is_ours_at_the_size_of_the_input() -> None:
+    (small,) = traffic.models("backward", Size(8, 96, 56, 56), 1, "float32", "nchw").values()
+    (large,) = traffic.models("backward", CASE.size, 5, "float32", "nchw").values()
+    assert io_model.total(small) == 4
+    assert large == io_model.backward_stages(io_model.Plane(256, 4), 5)
 
 
 def test_run_profiles_every_case_and_writes_tables_and_csv(tmp_path: Path) -> None:

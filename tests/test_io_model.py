@@ -1,14 +1,31 @@
-"""The I/O model gives every entry of the paper's traffic table and its quoted figures."""
+"""The I/O model gives the paper's traffic table and quoted figures, and follows our launches."""
 
 from __future__ import annotations
 
+import itertools
+import re
+import subprocess
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
+from launch_choice import CUDA, DEVICES, build
+from readme import README
 
 from bench import io_model
 from bench.__main__ import main
-from bench.io_model import MACHINES, fused_stages, reference_stages, single_pass_stages, total
+from bench.io_model import (
+    MACHINES,
+    Plane,
+    Stage,
+    backward_stages,
+    forward_stages,
+    fused_stages,
+    reference_stages,
+    total,
+    training_stages,
+    weight_gradient_stages,
+)
 
 #: L: reference, fused, reduction factor, as tab:traffic prints them.
 TRAFFIC_TABLE = {
@@ -96,29 +113,167 @@ def test_roofline_bound_meets_at_the_ridge_and_agrees_with_the_time() -> None:
         assert machine.shortest_ms(flops, moved) == pytest.approx(flops / rate)
 
 
-@pytest.mark.parametrize("levels", range(1, 8))
-def test_plane_on_chip_moves_the_compulsory_2_n(levels: int) -> None:
-    assert total(single_pass_stages((levels,))) == io_model.COMPULSORY["forward"]
+# One line in, one line out: levels of a launch of the operator and of the weight gradients; whether
+# one launch takes all levels past the former and forms their band; whether the latter is
+# the tile kernel's.
+CHOICES = r"""
+#include <cstdio>
+#include "patch/choose.h"
+#include "tile/choose.h"
+using namespace wtconv::cuda;
+
+int main() {
+  Problem p{};
+  Device d;
+  int side, channels_last;
+  while (scanf("%d %d %d %d %d %d %d %d", &side, &p.element_bytes, &channels_last, &p.levels,
+               &p.kernel_size, &d.multiprocessors, &d.shared_per_block,
+               &d.shared_per_multiprocessor) == 8) {
+    p.batch = 64, p.channels = 256, p.height = p.width = side, p.accumulator_bytes = 4;
+    p.channels_last = channels_last;
+    int levels = choose_patch(p, d).levels, grad_levels = choose_patch_grad(p, d).levels;
+    const bool tile_kernel = grad_levels == 0;
+    if (levels == 0) levels = choose_tile(p, d).levels;
+    if (grad_levels == 0) grad_levels = choose_grad_tile(p, d).grad_output.levels;
+    Problem band = p;
+    band.height = band.width = (side + (1 << levels) - 1) >> levels;
+    band.levels = p.levels - levels, band.element_bytes = 4, band.channels_last = false;
+    const bool whole_pieces = side * p.element_bytes % 16 == 0;
+    const bool fused = band.levels > 0 && !channels_last && whole_pieces &&
+                       choose_lowpass_cells(band, levels, p.element_bytes, d) > 0;
+    printf("%d %d %d %d\n", levels, grad_levels, fused, tile_kernel);
+  }
+}
+"""
 
 
-def test_large_plane_with_five_levels_moves_3_25_n_in_fp32_and_3_5_n_in_half() -> None:
-    # x read twice, y written, and four passes over the band of N/16: formed, filtered, added.
-    launches = io_model.split_levels(5, 2)
-    assert launches == (2, 3)
-    assert total(single_pass_stages(launches)) == 3 + 4 * Fraction(1, 16)
-    assert total(single_pass_stages(launches, band_ratio=2)) == 3 + 4 * Fraction(2, 16)
-    assert total(single_pass_stages((2, 2, 1))) == 3 + Fraction(5, 16) + Fraction(4, 256)
+def test_levels_of_a_launch_are_those_that_the_kernels_choose(tmp_path: Path) -> None:
+    driver = build(tmp_path, CHOICES, CUDA / "patch" / "choose.cpp", CUDA / "tile" / "choose.cpp")
+    sides = (4, 7, 14, 16, 28, 32, 33, 48, 56, 64, 65, 88, 100, 128, 130, 224, 256, 264, 512, 1024)
+    cases = list(itertools.product(sides, (4, 2), (False, True), range(1, 6), (3, 5)))
+    device = " ".join(map(str, DEVICES["sm_90"]))
+    lines = [f"{' '.join(str(int(value)) for value in case)} {device}\n" for case in cases]
+    done = subprocess.run(
+        [driver], input="".join(lines), capture_output=True, text=True, timeout=300, check=True
+    )
+    assert done.stderr == ""  # undefined behaviour
+    chosen = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    for case, (taken, grad_taken, fused, tile_kernel) in zip(cases, chosen, strict=True):
+        side, element_bytes, channels_last, levels, _ = case
+        plane = Plane(side, element_bytes, channels_last)
+        assert plane.operator_levels(levels) == taken, case
+        assert plane.gradient_levels(levels) == grad_taken, case
+        if grad_taken < levels:
+            assert plane.tile_kernel == bool(tile_kernel), case
+        deeper = taken < levels
+        assert (deeper and plane.has_lowpass_on_chip(taken)) == bool(fused), case
 
 
-@pytest.mark.parametrize("levels", range(1, 8))
-def test_single_pass_moves_less_than_the_fused_form(levels: int) -> None:
-    assert total(single_pass_stages(io_model.split_levels(levels, 2))) < total(fused_stages(levels))
+@pytest.mark.parametrize("levels", range(6))
+@pytest.mark.parametrize(
+    "plane", [Plane(64, 4), Plane(32, 2), Plane(64, 4, channels_last=True), Plane(64, 2, True)]
+)
+def test_plane_on_chip_moves_the_compulsory_2_n(plane: Plane, levels: int) -> None:
+    assert total(forward_stages(plane, levels)) == io_model.COMPULSORY["forward"]
 
 
-@pytest.mark.parametrize("launches", [(), (2, 0), (-1,)])
-def test_launch_without_levels_is_refused(launches: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="every launch must take at least one level"):
-        single_pass_stages(launches)
+@pytest.mark.parametrize("element_bytes", [4, 2])
+@pytest.mark.parametrize("side", [65, 128, 256, 512, 1024])
+def test_large_plane_with_up_to_three_levels_moves_the_compulsory_2_n(
+    side: int, element_bytes: int
+) -> None:
+    for levels in range(4):
+        assert total(forward_stages(Plane(side, element_bytes), levels)) == 2
+    assert total(forward_stages(Plane(side, element_bytes), 4)) > 3
+
+
+def test_large_plane_whose_band_fits_a_tile_is_read_twice_and_only_its_deep_levels_written() -> (
+    None
+):
+    # A float32 band of N/16 elements is written and read; in half types it counts twice.
+    assert forward_stages(Plane(256, 4), 5) == [
+        Stage("low-pass and its levels", 0, 1 + Fraction(1, 16)),
+        Stage("tiles", 0, 2 + Fraction(1, 16)),
+    ]
+    assert total(forward_stages(Plane(256, 4), 5)) == Fraction("3.125")
+    assert total(forward_stages(Plane(256, 2), 5)) == Fraction("3.25")
+    assert total(forward_stages(Plane(512, 2), 5)) == 3 + 2 * Fraction(2, 64)  # three on chip
+
+
+def test_larger_band_is_written_and_passes_through_the_operator() -> None:
+    assert forward_stages(Plane(512, 4), 5) == [
+        Stage("low-pass", 0, 1 + Fraction(1, 16)),
+        Stage("tiles", 2, Fraction(2, 16)),
+        Stage("tiles", 0, 2 + Fraction(1, 16)),
+    ]
+    # Two levels of N/16, past which a launch reads N/16 and writes N/256.
+    assert total(forward_stages(Plane(1024, 4), 6)) == 3 + Fraction(5, 16) + Fraction(2, 256)
+    # Rows that are no whole pieces of 16 bytes; channels_last.
+    for plane in (Plane(130, 2), Plane(256, 2, channels_last=True)):
+        assert total(forward_stages(plane, 5)) == 3 + 4 * Fraction(2, 16)
+
+
+def test_weight_gradients_of_float32_hand_on_float32_bands_level_by_level() -> None:
+    bands = [Fraction(1, 4**level) for level in range(5)]
+    for plane in (Plane(256, 4), Plane(64, 4), Plane(64, 4, channels_last=True)):
+        stages = weight_gradient_stages(plane, 5)
+        assert [stage.level for stage in stages] == list(range(5))
+        assert total(stages) == 2 * (sum(bands) + sum(bands[1:]))
+
+
+def test_weight_gradients_of_half_types_take_two_levels_and_hand_on_half_bands() -> None:
+    stages = weight_gradient_stages(Plane(256, 2), 5, exact=True)
+    exact = Fraction(2, 16)  # the band of grad_output in float32
+    assert [(stage.level, stage.traffic) for stage in stages] == [
+        (0, 2 * (1 + Fraction(1, 16)) + exact),
+        (2, 2 * (Fraction(1, 16) + Fraction(1, 256))),
+        (4, 2 * Fraction(1, 256)),
+    ]
+    # Small planes, of which a launch takes one level, hand on float32.
+    assert total(weight_gradient_stages(Plane(32, 2), 2)) == 2 * (1 + 2 * Fraction(2, 4))
+
+
+def test_input_gradient_takes_the_low_pass_band_of_the_weight_gradients() -> None:
+    def input_gradient(plane: Plane) -> list[tuple[int, Fraction]]:
+        stages = backward_stages(plane, 5)
+        return [(s.level, s.traffic) for s in stages if s.name.startswith("input gradient")]
+
+    # float32: a level down; one more is formed, N/4 read and N/16 written. Half types: the band.
+    deep, outer = (2, 2 * Fraction(1, 16)), (0, 2 + Fraction(1, 16))
+    assert input_gradient(Plane(256, 4)) == [(1, Fraction(1, 4) + Fraction(1, 16)), deep, outer]
+    assert input_gradient(Plane(256, 2)) == [(2, 2 * Fraction(2, 16)), (0, 2 + Fraction(2, 16))]
+    # Planes on chip have no level past their launch.
+    assert input_gradient(Plane(64, 4)) == [(0, Fraction(2))]
+
+
+@pytest.mark.parametrize(
+    ("element_bytes", "levels", "moved"),
+    [(4, 1, 6), (4, 3, 7.25), (4, 5, 8.953125), (2, 1, 6), (2, 3, 6.25), (2, 5, 8.015625)],
+)
+def test_training_step_of_a_large_plane(element_bytes: int, levels: int, moved: float) -> None:
+    # Compulsory but for grad_output, which is read twice: 6 N.
+    assert float(total(training_stages(Plane(256, element_bytes), levels))) == moved
+
+
+@pytest.mark.parametrize("levels", range(1, 6))
+def test_forward_pass_moves_less_than_the_fused_form(levels: int) -> None:
+    fused = total(fused_stages(levels))
+    for side, element_bytes, channels_last in itertools.product(
+        (32, 64, 130, 256, 512, 1024), (4, 2), (False, True)
+    ):
+        assert total(forward_stages(Plane(side, element_bytes, channels_last), levels)) < fused / 2
+
+
+def test_readme_says_what_the_model_counts() -> None:
+    rows = re.findall(r"\| \d+×\d+×(\d+)×\d+, (fp32|fp16) \| (.*) \|", README.read_text())
+    assert {(side, dtype) for side, dtype, _ in rows} >= {("256", "fp32"), ("256", "fp16")}
+    for side, dtype, cells in rows:
+        plane = Plane(int(side), 4 if dtype == "fp32" else 2)
+        assert cells.split(" | ") == [
+            f"{float(total(forward_stages(plane, levels))):.4g} / "
+            f"{float(total(training_stages(plane, levels))):.4g}"
+            for levels in (1, 3, 5)
+        ]
 
 
 def test_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
