@@ -114,8 +114,8 @@ def test_roofline_bound_meets_at_the_ridge_and_agrees_with_the_time() -> None:
 
 
 # One line in, one line out: levels of a launch of the operator and of the weight gradients; whether
-# one launch takes all levels past the former and forms their band; whether the latter is
-# the tile kernel's.
+# one launch takes all levels past the former and forms their band; whether the latter is the tile
+# kernel's.
 CHOICES = r"""
 #include <cstdio>
 #include "patch/choose.h"

@@ -1,6 +1,7 @@
 // wtconv::fused_backward on CUDA: the input gradient is the operator with rotated weights and
-// mirrored padding; the weight gradients come from one more pass over grad_output and input, first,
-// because the operator's deep levels take the low-pass band that it leaves.
+// mirrored padding; the weight gradients come from one more pass over grad_output and input, and
+// over low-pass bands of both for the levels past its own. That pass is the first, because the
+// operator's deep levels take the band of grad_output that it leaves.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -12,8 +13,8 @@
 namespace wtconv::cuda {
 namespace {
 
-// The weight gradients: partial sums level by level down the low-pass bands, then one launch that
-// adds them.
+// The weight gradients: partial sums, launch by launch down the low-pass bands, then one launch
+// that adds those of all levels (of kMaxLaunchLevels at a time).
 class WeightGradient {
  public:
   WeightGradient(const Call& call, const Wanted& wanted, const Gradients& out)

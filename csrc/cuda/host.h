@@ -52,7 +52,8 @@ struct Plane {
 // every pixel.
 int access_bytes(const Plane& plane, int channels = 0);
 
-// One call of an op. Levels that a launch cannot hold run on the low-pass band of those it does.
+// One call of an op. Levels that a launch cannot hold run on the low-pass band of those it does,
+// and before it: the launch adds what they reconstruct.
 struct Call {
   const Parameters& params;
   const Tensor& like;  // device and options of workspaces
@@ -81,7 +82,8 @@ struct Call {
                                    bool channels_last = false) const;
   std::pair<Tensor, Plane> lowpass(const Plane& input, int levels) const;
   std::pair<Tensor, Plane> form_lowpass(const Plane& input, int levels) const;
-  // The reconstruction of the levels past the first `levels`, at the size of their low-pass band.
+  // The reconstruction of the levels past the first `levels`, at the size of their low-pass band:
+  // by one launch that forms that band on chip, or by the operator on a band in memory.
   std::pair<Tensor, Plane> coarse_levels(const Plane& input, int first_level, int levels,
                                          bool adjoint) const;
   void run_patches(const Plane& input, const Plane& output, int first_level,

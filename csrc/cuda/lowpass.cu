@@ -1,5 +1,6 @@
 // The raw low-pass band `levels` levels down: LL of a 2^l x 2^l block is 2^-l times its sum. It is
-// what levels past the tile's work on; 1/16 of the input at two levels.
+// what levels past those on chip work on, 1/16 of the input's elements at two levels, where neither
+// patch/lowpass_planes.cu forms it on chip nor the weight gradients leave it.
 #include <algorithm>
 
 #include "element.cuh"

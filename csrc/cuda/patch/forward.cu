@@ -4,11 +4,11 @@
 //   -> deeper levels: analysis, filter, the filtered bands over the raw ones
 //   -> each thread filters its coefficients of level 1 and adds the synthesis -> store
 //
-// x is read once with the halo (re-reads hit L2), y written once; the next window is copied while
-// the bands are filtered. The loop over bands is not unrolled: the code of a tile stays below the
-// 32 KB that the instruction cache of an H100 holds, past which it issues at half the rate.
-// Sources: sec. 3 and eq. synthesis_closed_form of the paper, whose factors 2^-level the taps
-// carry.
+// x is read once with the halo (re-reads hit L2), y written once, and of levels past L their
+// reconstruction is read, 4^-L of x; the next window is copied while the bands are filtered. The
+// loop over bands is not unrolled: the code of a tile stays below the 32 KB that the instruction
+// cache of an H100 holds, past which it issues at half the rate. Sources: sec. 3 and eq.
+// synthesis_closed_form of the paper, whose factors 2^-level the taps carry.
 #include "../launch.cuh"
 #include "synthesis.cuh"
 

@@ -5,8 +5,8 @@
 //   of the threads sums the taps of each band -> after some planes, partial sums to memory
 //
 // A thread sums all taps over strips of its channel, 2 x 14 pixels and 2 x 7 coefficients. The
-// low-pass bands are written for the levels past this one. As in weight_grad.cu, the sums come out
-// rotated by 180 degrees.
+// low-pass bands are written in float32 and the same layout for the levels past this one. As in
+// weight_grad.cu, the sums come out rotated by 180 degrees.
 #include "../launch.cuh"
 #include "group.cuh"
 

@@ -21,10 +21,11 @@
 // level meets the next in memory. Level 3 enlarges the window from 80 x 80 to 96 x 96 pixels at
 // K = 5 and adds a tenth of the products.
 //
-// x is read once with the halo (re-reads hit L1 or L2), y written once. The taps are divided by a
-// power of two per channel and level, so that float16 holds them whatever their size; sums are
-// float32. A value of x that is not finite reaches every output whose products read it: 16 L
-// columns and 2 K L rows, of columns 24 L for K > 5.
+// x is read once with the halo (re-reads hit L1 or L2), y written once, and of levels past L their
+// reconstruction is read, in float32. The taps are divided by a power of two per channel and level,
+// so that float16 holds them whatever their size; sums are float32. A value of x that is not finite
+// reaches every output whose products read it: 16 L columns and 2 K L rows, of columns 24 L for
+// K > 5.
 #include "../launch.cuh"
 #include "mma.cuh"
 

@@ -25,10 +25,11 @@
 //
 // The rows y of a product are 4m + f (of LL 2m + f), m < 16: a row set of x, loaded once, serves
 // all f whose taps reach it. A warp takes the taps' rows i of one parity, so that the sums of both
-// levels fit its registers. Low-pass bands for the levels past these come from the same windows.
-// Both tensors are read once (halos hit L1 or L2). Partial sums are stored rotated by 180 degrees,
-// as finish.cu expects of weight_grad.cu, too, and added there in a fixed order. Source: the
-// adjoint law.
+// levels fit its registers. Low-pass bands for the levels past these come from the same windows,
+// in the type of the tensors; that of grad_output in float32 as well, for the input gradient. Both
+// tensors are read once (halos hit L1 or L2). Partial sums are stored rotated by 180 degrees, as
+// finish.cu expects of weight_grad.cu, too, and added there in a fixed order. Source: the adjoint
+// law.
 #include "../launch.cuh"
 #include "mma.cuh"
 

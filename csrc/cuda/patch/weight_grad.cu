@@ -1,13 +1,15 @@
 // The weight gradients of whole planes, and of large planes in float32: the base path and one level
-// in one pass over both tensors. (Large planes of half types: mma_weight_grad.cu.)
+// in one pass over both tensors. (Large planes of half types: mma_weight_grad.cu; channels_last:
+// group_weight_grad.cu.)
 //
 //   copy the windows of grad_output (with halo) and of input (without), the next ones while the
 //   bands are summed -> every thread sums the base path's taps over its patch, level 1 of both into
 //   shared memory -> a warp sums the taps of a band -> after some tiles, partial sums to memory
 //
-// The low-pass bands, which the kernel has on chip, are written for the levels past this one. Sums
-// come out rotated by 180 degrees because grad_output is the operand with the halo; the kernel of
-// finish.cu adds the partial sums in a fixed order. Source: the adjoint law.
+// The low-pass bands, which the kernel has on chip, are written in float32 for the levels past this
+// one, that of grad_output for those of the input gradient, too. Sums come out rotated by 180 degrees
+// because grad_output is the operand with the halo; the kernel of finish.cu adds the partial sums in
+// a fixed order. Source: the adjoint law.
 #include "../launch.cuh"
 #include "planes.cuh"
 

@@ -3,9 +3,10 @@
 //
 //   load window -> analysis per level -> filter the bands -> base path + bit-indexed synthesis
 //
-// Traffic: x once with the halo (re-reads hit L2), y once. Arithmetic: k^2 (1 + 4/3) multiply-adds
-// per element in strips of 8 x 4 outputs a thread, which reads each shared-memory row of a strip
-// once for up to k output rows. Sources: sec. 3 and eq. synthesis_closed_form of the paper.
+// Traffic: x once with the halo (re-reads hit L2), y once, and the reconstruction of levels past
+// the tile's. Arithmetic: k^2 (1 + 4/3) multiply-adds per element in strips of 8 x 4 outputs a
+// thread, which reads each shared-memory row of a strip once for up to k output rows. Sources: sec.
+// 3 and eq. synthesis_closed_form of the paper.
 #include "../launch.cuh"
 #include "device.cuh"
 
