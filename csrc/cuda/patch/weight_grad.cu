@@ -7,9 +7,9 @@
 //   shared memory -> a warp sums the taps of a band -> after some tiles, partial sums to memory
 //
 // The low-pass bands, which the kernel has on chip, are written in float32 for the levels past this
-// one, that of grad_output for those of the input gradient, too. Sums come out rotated by 180 degrees
-// because grad_output is the operand with the halo; the kernel of finish.cu adds the partial sums in
-// a fixed order. Source: the adjoint law.
+// one, that of grad_output for those of the input gradient, too. Sums come out rotated by 180
+// degrees because grad_output is the operand with the halo; the kernel of finish.cu adds the
+// partial sums in a fixed order. Source: the adjoint law.
 #include "../launch.cuh"
 #include "planes.cuh"
 
