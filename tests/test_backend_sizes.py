@@ -45,6 +45,16 @@ def test_other_filters_train_with_sizes_left_open(log: Any) -> None:
     assert any("left 2 alone that look like WTConv: its filter" in text for text in log.messages)
 
 
+def test_a_graph_that_dynamo_captures_anew_is_compiled(log: Any) -> None:
+    """Inductor asks for it to make a constant of a number, as of the momentum of BatchNorm2d."""
+    model = nn.Sequential(model_with_other_filters(), nn.BatchNorm2d(3))
+    run = torch.compile(model, backend="wtconv", dynamic=True)
+    with torch.no_grad():
+        run(make_input(2, 3, *SIZES[0]))
+    assert torch._dynamo.utils.counters["inductor"]
+    assert not [text for text in log.messages if "Inductor cannot compile" in text]
+
+
 def refuse(*_: Any, **__: Any) -> Any:
     raise TypeError("no truth value\nand more lines")
 

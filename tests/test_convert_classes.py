@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC
+from typing import Any, Generic, TypeVar
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from upstream_layers import Parts, reference_layer
 
 from wtconv_ops import WTConv2d, convert
 from wtconv_ops.demo.reference_layer import ReferenceWTConv2d
+
+Anything = TypeVar("Anything")
 
 
 class SameForward(ReferenceWTConv2d):
@@ -62,6 +65,17 @@ class Mixed(Counted, ReferenceWTConv2d):
     pass
 
 
+class Exporting:
+    """What a base behind nn.Module adds."""
+
+    def export(self) -> None:
+        pass
+
+
+class WithBaseBehind(ReferenceWTConv2d, Exporting):
+    pass
+
+
 class Standalone(Parts):
     """A layer class with a public method of its own."""
 
@@ -70,6 +84,23 @@ class Standalone(Parts):
 
     def lowpass(self, x: Tensor) -> Tensor:
         return x
+
+
+class Sized(Parts):
+    """A layer class that Python's own functions know."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ReferenceWTConv2d.forward(self, x)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return 1
+
+
+class WithGain(Parts):
+    """Equal only where nobody passes the second argument."""
+
+    def forward(self, x: Tensor, gain: float = 1.0) -> Tensor:
+        return gain * ReferenceWTConv2d.forward(self, x)  # type: ignore[arg-type]
 
 
 class Overriding(Parts):
@@ -91,7 +122,10 @@ class Overriding(Parts):
         (Frozen(3, 3), "its class Frozen extends ReferenceWTConv2d by train"),
         (Described(3, 3), "its class Described extends ReferenceWTConv2d by receptive_field"),
         (Mixed(3, 3), "its class Counted has methods of its own: forward"),
+        (WithBaseBehind(3, 3), "its class Exporting has methods of its own: export"),
         (Standalone(3), "its class Standalone has methods of its own: lowpass"),
+        (Sized(3), "its class Sized has methods of its own: __len__"),
+        (WithGain(3), "its forward takes more than one input: gain"),
         (Overriding(3), "its class Overriding has methods of its own: _apply"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
@@ -124,7 +158,13 @@ class WithHelper(Parts):
         return ReferenceWTConv2d.forward(self, x)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("layer", [Smaller(3), WithHelper(3)], ids=lambda one: type(one).__name__)
+class Typed(WithHelper, Generic[Anything], ABC):
+    """Bases that do nothing."""
+
+
+@pytest.mark.parametrize(
+    "layer", [Smaller(3), WithHelper(3), Typed(3)], ids=lambda one: type(one).__name__
+)
 def test_a_class_without_is_swapped(layer: nn.Module) -> None:
     layer = randomize(layer)
     input = make_input(2, 3, 13, 10)
@@ -132,6 +172,13 @@ def test_a_class_without_is_swapped(layer: nn.Module) -> None:
     report = convert(layer)
     assert report.swapped[0].proven
     torch.testing.assert_close(report.model(input), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_default_device_is_not_that_of_the_comparison() -> None:
+    layer = reference_layer(3)
+    with torch.device("meta"):
+        report = convert(layer)
+    assert report.swapped[0].proven
 
 
 @pytest.mark.parametrize("shared", ["parameter", "module"])

@@ -99,3 +99,26 @@ def test_exported_layer_runs_on_other_sizes(levels: int, stride: int, strict: bo
     for height, width in [(33, 47), (21, 20), (7, 9), (3, 1024)]:
         input = make_input(3, 2, height, width)
         torch.testing.assert_close(program.module()(input), layer(input))
+
+
+@pytest.mark.usefixtures("ops", "fresh_compiler")
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("dim", [0, 2, 3], ids=["batch", "height", "width"])
+def test_a_view_whose_size_is_data_is_compiled(dim: int, training: bool) -> None:
+    """The strides of such a view say its layout; whether it is contiguous nobody knows."""
+    layer = make_layer(3, 5, wt_levels=2)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def first(input: Tensor, size: Tensor) -> Any:
+        length: Any = size.item()
+        torch._check(length >= 1)
+        torch._check(length <= input.shape[dim])
+        return layer(input.narrow(dim, 0, length))
+
+    input = make_input(4, 3, 13, 10).requires_grad_(training)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for size in (1, 2, 4):
+            output = first(input, torch.tensor(size))
+            torch.testing.assert_close(output, layer(input.narrow(dim, 0, size)))
+            if training:
+                output.sum().backward()

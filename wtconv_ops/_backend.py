@@ -64,6 +64,7 @@ def wtconv(
 
     Source: Algorithm 1 of the WTConv paper.
     """
+    from torch._dynamo.exc import RestartAnalysis, SkipFrame
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
@@ -79,6 +80,8 @@ def wtconv(
     uncompiled = copy_of(graph_module) if result.left and symbolic else None
     try:
         compiled = compile_rest(graph_module, example_inputs, config_patches=patches)
+    except (RestartAnalysis, SkipFrame):  # Dynamo's own: it captures the graph anew or not at all
+        raise
     except Exception as error:
         if uncompiled is None:
             raise

@@ -97,9 +97,9 @@ def is_channels_last(tensor: Tensor) -> bool:
     Returns:
         True iff the channels are the fastest dimension of a tensor that is not contiguous.
     """
-    if _certainly(tensor.shape[1] == 1) or tensor.is_contiguous():
+    if not _certainly(tensor.stride(1) == 1) or _certainly(tensor.shape[1] == 1):
         return False
-    return _certainly(tensor.stride(1) == 1)
+    return not tensor.is_contiguous()
 
 
 def memory_format_of(tensor: Tensor) -> torch.memory_format:

@@ -109,8 +109,8 @@ def convert(model: nn.Module, *, unproven: bool = False) -> ConversionReport:
     A layer that is not shown to be equal is left alone, and the report says why: other or trainable
     filters, another padding or stride, parameters of its own, parametrizations or pruning, hooks on
     its submodules, a replaced ``forward``, a compiled or scripted layer. So is one whose class has
-    behaviour of its own: it extends the forward or any method of another layer class, or has public
-    methods beside its forward.
+    behaviour of its own: it extends the forward or any method of another layer class, has public
+    methods beside its forward, or a forward that takes more than one input.
 
     The new layer has the very ``Parameter`` objects, so that an optimizer goes on, and the hooks
     (their handles still remove them), the training flags, dtype, device and ``requires_grad``. A

@@ -78,11 +78,11 @@ def _error(
 ) -> float:
     """Largest error over the largest value; infinite for another shape or NaN."""
     device = structure.parameters["base_conv.weight"].device
-    generator = torch.Generator().manual_seed(sum(size))
+    generator = torch.Generator("cpu").manual_seed(sum(size))
 
     def draw(*shape: int) -> Tensor:
-        values = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5
-        signs = torch.randint(0, 2, shape, generator=generator) * 2 - 1
+        values = torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu") + 0.5
+        signs = torch.randint(0, 2, shape, generator=generator, device="cpu") * 2 - 1
         return (signs * values).to(device, dtype)
 
     drawn: dict[int, Tensor] = {}  # a parameter that several levels share has one value

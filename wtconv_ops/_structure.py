@@ -12,9 +12,11 @@ refused, and the sentence says what it was.
 
 from __future__ import annotations
 
+import inspect
+from abc import ABC
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +46,8 @@ _SUBSAMPLING = ("do_stride", "stride_filter")
 # Methods of which WTConv2d has its own, and what Python gives every class.
 _COMMON = {"__init__", "extra_repr", "__repr__", "reset_parameters", "__dict__", "__weakref__"}
 _COMMON |= {"__annotate_func__", "__annotate__"}
+# Bases that give a layer nothing.
+_BARE = (*nn.Module.__mro__, ABC, Generic)
 
 
 class MismatchError(Exception):
@@ -164,16 +168,24 @@ def _require_plain_class(kind: type[nn.Module]) -> None:
     A run shows what a forward computes for a few inputs. One that extends that of another layer
     does so for a reason, which other inputs may show.
     """
-    classes = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    classes = [base for base in kind.__mro__ if base not in _BARE]
     layer = next((base for base in reversed(classes) if "forward" in vars(base)), nn.Module)
     for base in classes:
         own = [name for name in _methods(base) if name not in _COMMON]
         if base is layer:  # its forward and the helpers of that
-            own = [n for n in own if n != "forward" and (n[0] != "_" or hasattr(nn.Module, n))]
+            own = [name for name in own if name != "forward" and not _is_helper(name)]
         extends = base is not layer and issubclass(base, layer)
         verb = f"extends {layer.__name__} by" if extends else "has methods of its own:"
         if own:
             _fail(f"its class {base.__name__} {verb} {', '.join(own)}")
+    others = list(inspect.signature(kind.forward).parameters)[2:]
+    if others:
+        _fail(f"its forward takes more than one input: {', '.join(others)}")
+
+
+def _is_helper(name: str) -> bool:
+    """Whether only the class itself calls a method of this name."""
+    return name[0] == "_" and not name.endswith("__") and not hasattr(nn.Module, name)
 
 
 def _methods(kind: type) -> list[str]:
