@@ -12,81 +12,21 @@ import emulator
 import pytest
 import torch
 from budget import relative_error
-from emulator import DTYPES, Emulator, View
+from emulator import Emulator, View
+from emulator_inputs import (
+    BF16,
+    F16,
+    F32,
+    FORWARD_TOLERANCE,
+    Parameters,
+    Placed,
+    apply,
+    empty,
+    sizes,
+)
 from torch import Tensor
 
 from wtconv_ops import reference
-
-F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-TILE = 64
-FORWARD_TOLERANCE = {F32: 1e-6, F16: 1e-3, BF16: 8e-3}
-
-
-class Placed:
-    """Values amid NaN, rows in aligned pieces of `unit` elements; or pixels, channels fastest."""
-
-    def __init__(self, values: Tensor, dtype: torch.dtype, unit: int, last: bool = False) -> None:
-        channels, height, width = values.shape[1:]
-        assert (channels if last else width) % unit == 0
-        if last:
-            pixel = channels + unit
-            strides = [height * width * pixel + 3 * unit, 1, width * pixel, pixel]
-        else:
-            pitch = width + unit
-            plane = height * pitch + unit
-            strides = [channels * plane + unit, plane, pitch, 1]
-        self.storage = torch.full((2 * unit + values.shape[0] * strides[0],), torch.nan).to(dtype)
-        self.storage = torch.full_like(self.storage, torch.nan)
-        self.tensor = self.storage.as_strided(values.shape, strides, unit)
-        self.tensor.copy_(values)
-        self.written = torch.zeros_like(self.storage, dtype=torch.bool)
-        self.written.as_strided(values.shape, strides, unit).fill_(True)
-
-    def assert_nothing_else_written(self) -> None:
-        assert bool(self.storage[~self.written].isnan().all()), "written outside of the tensor"
-
-
-def empty(shape: tuple[int, ...], dtype: torch.dtype, unit: int = 1, last: bool = False) -> Placed:
-    return Placed(torch.full(shape, torch.nan), dtype, unit, last)
-
-
-class Parameters:
-    """Weights and scales away from their initial values; float64 values that `dtype` holds."""
-
-    def __init__(
-        self, channels: int, kernel: int, levels: int, dtype: torch.dtype, base: bool = True
-    ) -> None:
-        def draw(*shape: int) -> Tensor:
-            return torch.randn(shape, dtype=torch.float64).to(dtype)
-
-        groups = [channels] + [4 * channels] * levels
-        self.dtype, self.base = dtype, base
-        self.weights = [draw(g, 1, kernel, kernel) / kernel for g in groups]
-        self.scales = [draw(1, g, 1, 1) + 0.25 for g in groups]
-        self.bias = draw(channels)
-
-    def raw(self, rotate: bool = False, bias: bool = True) -> emulator.RawParameters:
-        result = emulator.RawParameters(dtype=DTYPES[self.dtype], rotate=rotate)
-        for level in range(0 if self.base else 1, len(self.weights)):
-            result.weight[level] = self.weights[level].data_ptr()
-            result.scale[level] = self.scales[level].data_ptr()
-        result.bias = self.bias.data_ptr() if bias and self.base else None
-        return result
-
-    def leaves(self) -> list[Tensor]:
-        """Base weight, bias and scale, then weights and scales of the levels, in float64."""
-        flat = [self.weights[0], self.bias, self.scales[0], *self.weights[1:], *self.scales[1:]]
-        return [tensor.double().requires_grad_() for tensor in flat]
-
-
-def apply(input: Tensor, leaves: list[Tensor], base: bool = True, bias: bool = True) -> Tensor:
-    levels = (len(leaves) - 3) // 2
-    weight, offset, scale = leaves[:3]
-    if not base:
-        weight, offset = torch.zeros_like(weight), torch.zeros_like(offset)
-    return reference.wtconv2d(
-        input, weight, offset if bias else None, scale, leaves[3 : 3 + levels], leaves[3 + levels :]
-    )
 
 
 def raised(coarse: Tensor, height: int, width: int, levels: int) -> Tensor:
@@ -195,11 +135,9 @@ def run_forward(
     kernels: Emulator, case: Forward, params: Parameters, values: Tensor, coarse: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Input and output of the kernel, after a look at what lies around the output."""
-    batch, channels, height, width = case.shape
     unit = max(1, case.bytes // case.dtype.itemsize)
     x = Placed(values, case.dtype, unit, case.last)
     y = empty(case.shape, case.dtype, unit, case.last)
-    tiles_y, tiles_x = -(-height // TILE), -(-width // TILE)
     launch = emulator.PatchLaunch(
         params=params.raw(case.rotate, bias=not case.rotate),
         input=View.of(x.tensor),
@@ -207,17 +145,7 @@ def run_forward(
         coarse=None if coarse is None else coarse.data_ptr(),
         coarse_rows=0 if coarse is None else coarse.shape[2],
         coarse_cols=0 if coarse is None else coarse.shape[3],
-        batch=batch,
-        channels=channels,
-        height=height,
-        width=width,
-        kernel_size=case.kernel,
-        levels=case.levels,
-        cells=case.cells,
-        group=case.group,
-        tiles_y=tiles_y,
-        tiles_x=tiles_x,
-        tiles=-(-batch // case.cells**2) if case.cells else batch * tiles_y * tiles_x,
+        **sizes(case.shape, case.kernel, case.levels, case.cells, case.group),
         input_bytes=max(case.bytes, case.dtype.itemsize),
         wide_output=case.bytes == 16,
     )

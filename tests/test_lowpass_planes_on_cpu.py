@@ -7,11 +7,22 @@ import pytest
 import torch
 from budget import relative_error
 from emulator import DTYPES, Emulator, View
-from test_cuda_on_cpu import BF16, F16, F32, FORWARD_TOLERANCE, Parameters, Placed, apply, empty
+from emulator_inputs import (
+    BF16,
+    F16,
+    F32,
+    FORWARD_TOLERANCE,
+    Parameters,
+    Placed,
+    apply,
+    empty,
+    sizes,
+)
 
 from wtconv_ops import reference
 
-# Levels on the low-pass band `down` levels below x: shape of x, kernel, levels, dtype, cells, down.
+# Levels on the low-pass band `down` levels below x: shape of x, kernel, levels, dtype, cells, down,
+# whether the taps are rotated.
 # Bands of every size of cells, full and not, whose last row and column lie over the edge of x.
 LOWPASS_PLANES = [
     ((1, 2, 250, 244), 5, 3, F32, 1, 2, False),
@@ -55,14 +66,7 @@ def test_deep_levels_are_the_operator_on_the_lowpass_band(
         params=params.raw(rotate),
         input=View.of(x.tensor),
         output=View.of(y.tensor),
-        batch=batch,
-        channels=channels,
-        height=rows,
-        width=cols,
-        kernel_size=kernel,
-        levels=levels,
-        cells=cells,
-        tiles=-(-batch // cells**2),
+        **sizes((batch, channels, rows, cols), kernel, levels, cells, group=0),
         wide_output=unit == 4,
     )
     launch = emulator.LowpassPlanesLaunch(planes, DTYPES[dtype], down, height, width)

@@ -1,4 +1,4 @@
-"""Launch choices and shared-memory layout of the patch kernels, compiled for the host."""
+"""Launch choices of the patch kernels, compiled for the host."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import subprocess
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from launch_choice import CUDA, DEVICES, build
@@ -46,240 +47,6 @@ int main() {
 }
 """
 
-# Every window that a kernel is compiled for: what its threads read and write, in stored positions.
-LAYOUTS = r"""
-#include <cstdio>
-#include <vector>
-#include "patch/mma_layout.h"
-using wtconv::kSubbands;
-using namespace wtconv::cuda;
-
-static int windows, faults;
-static void expect(bool law, const char* what, int element, int radius, int levels, int cells,
-                   int level) {
-  if (law) return;
-  ++faults;
-  printf("%s: element %d radius %d levels %d cells %d level %d\n", what, element, radius, levels,
-         cells, level);
-}
-
-// The positions of one level, or of one of its bands.
-template <class W, int R, class Law>
-void check_band(int l, int band, Law law) {
-  constexpr int G = W::kPlanes ? W::kCells : 0;
-  const int pitch = W::pitch(l, band), size = W::rows(l, band) * pitch, own = W::own(l);
-  std::vector<int> owner(size, -1);  // cell of an own position
-  const int cell = own / (G > 1 ? G : 1);
-  for (int y = 0; y < own; ++y) {
-    for (int x = 0; x < own; ++x) {
-      const int at =
-          l == 0 ? W::stored_pixel(y, x) : W::stored(l, band, y, x) - W::offset(l, band);
-      law(at >= 0 && at < size, "an own position lies outside the level", l);
-      if (at < 0 || at >= size) return;
-      law(owner[at] < 0, "two positions share an element", l);
-      owner[at] = y / cell * 8 + x / cell;
-    }
-  }
-  // Rows of a thread: 4 x 8 pixels, 2 x 4 coefficients.
-  const int rows = l == 0 ? kPatchRows : 2, cols = W::outputs(l), unit = W::unit(l);
-  if (cell < (rows > cols ? rows : cols)) return;  // filtered one at a time, or not at all
-  for (int y = 0; y < own; y += rows) {
-    for (int x = 0; x < own; x += cols) {
-      for (int r = -R; r < rows + R; ++r) {
-        const int start = (W::stored_row(l, y, band) + r) * pitch;
-        const int first = W::stored_col(l, x, band) - R - W::shift(l);
-        law(first >= 0 && first % unit == 0, "a row of inputs starts unaligned", l);
-        law(first + W::accesses(l) * unit <= pitch, "a row of inputs ends past its row", l);
-        law(start >= 0 && start + pitch <= size, "a row of inputs lies outside the level", l);
-        if (start < 0 || start + pitch > size) continue;
-        for (int c = -R; c < cols + R; ++c) {
-          int col = W::stored_col(l, x, band) + c;
-          if (l == 0) col = W::piece(col / unit) * unit + col % unit;
-          const int cell_read = owner[start + col];
-          law(G == 0 || cell_read < 0 || cell_read == y / cell * 8 + x / cell,
-              "a thread reads another plane", l);
-        }
-      }
-    }
-  }
-}
-
-template <int kElement, int R, int L, int G>
-void check() {
-  using W = Window<kElement, R, L, G>;
-  ++windows;
-  const auto law = [](bool holds, const char* what, int level) {
-    expect(holds, what, kElement, R, L, G, level);
-  };
-  for (int l = 0; l <= L; ++l) {
-    for (int band = 0; band < (l == 0 ? 1 : 2); ++band) check_band<W, R>(l, band, law);
-    if (l == 0) continue;
-    // What the analysis writes, and reads of the finer level.
-    for (int r = 0; r < W::formed_rows(l); ++r) {
-      for (int c = 0; c < W::formed_cols(l); ++c) {
-        const int y = r - W::first_row(l), x = c - W::first_col(l);
-        for (int band = 0; band < kSubbands; ++band) {
-          if (band > 0 && !W::uniform(l) && !W::holds(l, 1, y, x)) continue;
-          const int at = W::stored(l, band, y, x) - W::offset(l, band);
-          law(W::stored_col(l, x, band) >= 0 && W::stored_col(l, x, band) < W::pitch(l, band) &&
-                  at >= 0 && at < W::size(l, band > 0),
-              "a formed coefficient lies outside its band", l);
-        }
-        const int from = W::stored(l - 1, 0, 2 * y + 1, 2 * x + 1),
-                  first = W::stored(l - 1, 0, 2 * y, 2 * x),
-                  begin = l == 1 ? 0 : W::offset(l - 1), size = W::rows(l - 1) * W::pitch(l - 1);
-        const int left = W::stored_col(l - 1, 2 * x), right = W::stored_col(l - 1, 2 * x + 1);
-        const bool within = l == 1 || (first >= begin && from < begin + size);
-        law(left >= 0 && right < W::pitch(l - 1) && within,
-            "a coefficient is formed from outside the finer level", l);
-        if (l == 1) {
-          law(W::stored_pixel(2 * y, 2 * x) >= 0 && W::stored_pixel(2 * y + 1, 2 * x) < size,
-              "a coefficient is formed from outside the window", l);
-        }
-      }
-    }
-    // Everything within the halo is formed.
-    for (int band = 0; band < 2; ++band) {
-      const int halo = G > 0 ? 0 : W::halo(l, band);
-      law(W::first_row(l) >= halo && W::first_col(l) >= halo, "the halo is not formed", l);
-      law(W::holds(l, band, -halo, -halo) &&
-              W::holds(l, band, W::own(l) + halo - 1, W::own(l) + halo - 1),
-          "the halo is not stored", l);
-    }
-    law(W::offset(l, kSubbands) - W::offset(l, 1) == 3 * W::size(l, 1), "bands overlap", l);
-  }
-}
-
-template <int kElement, int K>
-void check_size() {
-  constexpr int R = K / 2;
-  check<kElement, R, 1, 0>(), check<kElement, R, 2, 0>();
-  if constexpr (K <= kMostForThreeLevels) check<kElement, R, 3, 0>();
-  check<kElement, R, 2, 1>(), check<kElement, R, 2, 2>(), check<kElement, R, 2, 4>();
-  check<kElement, R, 1, 1>(), check<kElement, R, 1, 2>(), check<kElement, R, 1, 4>();
-  check<kElement, R, 1, 8>();
-}
-
-template <int kElement>
-void check_element() {
-  check_size<kElement, 3>(), check_size<kElement, 5>(), check_size<kElement, 7>();
-  check_size<kElement, 9>();
-  check<kElement, 0, 1, 0>(), check<kElement, 0, 1, 1>(), check<kElement, 0, 1, 2>();
-  check<kElement, 0, 1, 4>(), check<kElement, 0, 1, 8>();
-}
-
-// A tile on tensor cores: its levels, and what the products of each read.
-template <int K, int L>
-void check_tile() {
-  using W = MmaWindow<K, L>;
-  using S = MmaShared<K, L>;
-  ++windows;
-  for (int l = 0; l < L; ++l) {
-    const auto law = [&](bool holds, const char* what) { expect(holds, what, 2, K / 2, L, 0, l); };
-    const int stored = W::cells(l) * W::cell(l), own = W::own(l);
-    std::vector<bool> taken(stored);
-    for (int row = 0; row < W::rows(l); ++row) {
-      const int slot = W::slot(l, row);
-      law(slot >= 0 && slot < stored && !taken[slot], "two rows share a slot");
-      if (slot < 0 || slot >= stored) return;
-      taken[slot] = true;
-      law(row % 2 == 1 || W::slot(l, row + 1) == slot + W::cells(l), "an odd row is misplaced");
-      if (l == 0) continue;
-      const int finer = slot + slot / W::cells(l) * W::cells(l);
-      law(W::slot(l - 1, 2 * row) == finer, "a coefficient is formed from other rows");
-    }
-    law(l == 0 || stored == W::rows(l), "not every stored row is formed");
-    // Rows of taps above and below two rows of outputs, of which a product has one of each cell.
-    law(W::first_row(l) >= 0 && W::first_row(l) + own + W::kRows - 2 <= W::rows(l),
-        "a product reads outside of the rows");
-    for (int i = 0; i < W::kRows + W::cell(l) - 2; ++i) {
-      for (int g = 0; g < 8; ++g)
-        law(W::slot(l, W::first_row(l) + i + g * W::cell(l)) == W::slot(l, W::first_row(l) + i) + g,
-            "the rows of a product lie apart");
-    }
-    // Columns: 8 outputs and kLead on both sides, at level 2 four outputs.
-    const int last = own + W::kLead, first = W::first_col(l) - W::shift(l);
-    law(first >= 0 && first + W::kLead + last <= W::cols(l), "a product reads past the columns");
-    law(W::first_col(l) % (l == 1 || W::kGroups > 2 ? 8 : 2) == 0, "a row of a product unaligned");
-    law(W::cols(l) % 8 == 0 && W::pitch(l) % 16 == 8, "eight rows share banks");
-    law(W::shift(l) + W::cols(l) <= W::pitch(l), "a row ends past its pitch");
-    law(S::band(l + 1) % 16 == 0 && S::fragments(l) % 16 == 0, "a part of the memory is unaligned");
-  }
-  const bool fit = S::kBlocks * (S::kTotal + 1024) <= 228 * 1024;
-  expect(fit && S::kBlocks > 1, "the blocks do not fit", 2, K / 2, L, 0, 0);
-}
-
-// An operand of the weight-gradient kernel on tensor cores: a product reads 16 rows of a level, one
-// of each cell.
-template <int K, bool kHalo, int L, int kLevel>
-void check_operand() {
-  using W = MmaGradWindow<K, kHalo, L>;
-  constexpr int kCell = W::cell(kLevel), kRows = W::rows(kLevel), kPitch = W::pitch(kLevel);
-  ++windows;
-  const auto law = [&](bool holds, const char* what) {
-    expect(holds, what, 2, K / 2, L, 0, kLevel);
-  };
-  std::vector<bool> taken(kRows);
-  for (int row = 0; row < kRows; ++row) {
-    const int slot = W::slot(kLevel, row);
-    law(slot >= 0 && slot < kRows && !taken[slot], "two rows share a slot");
-    if (slot < 0 || slot >= kRows) return;
-    taken[slot] = true;
-    law(row % 2 == 1 || W::slot(kLevel, row + 1) == slot + W::cells(kLevel),
-        "an odd row is misplaced");
-  }
-  const int first = kHalo ? W::halo(kLevel) - K / 2 * 2 : 0;
-  const int sets = kHalo ? 2 * K + kCell - 2 : kCell;
-  law(first % 2 == 0, "the first row of a product is odd");
-  for (int set = first; set < first + sets; ++set) {
-    for (int m = 0; m < 16; ++m) {
-      law(set + kCell * m < kRows, "a product reads past the window");
-      law(W::slot(kLevel, set + kCell * m) == W::slot(kLevel, set) + m,
-          "the rows of a product lie apart");
-    }
-  }
-  law(kPitch % 16 == 8 && kPitch >= W::cols(kLevel), "eight rows share banks");
-  const int left = kHalo ? W::lead(kLevel) - W::kLead : 0;
-  law(left >= 0 && left % 8 == 0, "a product is not aligned");
-  law(!kHalo || left + W::own(kLevel) - 8 + 8 * W::kGroups <= W::cols(kLevel),
-      "a product reads past its row");
-  law(W::cols(0) % (W::kPiece / 2) == 0 && (kPatchTile - W::lead(0)) * 2 % W::kPiece == 0,
-      "a piece is not aligned");
-  if constexpr (kLevel > 0) {
-    law(W::cells(1) == W::cells(0), "a cell of LL is not one of the window");
-    law(2 * W::halo(1) == W::halo(0), "LL needs rows that the window lacks");
-    law(W::lead(0) / 2 >= W::lead(1), "LL needs columns that the window lacks");
-  }
-}
-
-// Every tap of every pixel of 8 columns is an element of a product.
-template <int K, int L>
-void check_products() {
-  using S = MmaGradShared<K, L>;
-  check_operand<K, true, L, 0>(), check_operand<K, false, L, 0>();
-  if constexpr (L > 1) check_operand<K, true, L, 1>(), check_operand<K, false, L, 1>();
-  for (int pixel = 0; pixel < 8; ++pixel) {
-    for (int j = 0; j < 2 * K; ++j) {
-      const int column = pixel / 2 * 2 + j - K / 2 * 2 + S::WX::kLead;
-      expect(column >= 0 && column < 8 * S::WX::kGroups, "a tap lies outside the product", 2, K / 2,
-             L, 0, 0);
-    }
-  }
-  expect(S::kBlocks * (S::kTotal + 1024) <= 228 * 1024, "the blocks do not fit", 2, K / 2, L, 0, 0);
-}
-
-int main() {
-  check_element<4>();
-  check_element<2>();
-  check_tile<3, 1>(), check_tile<3, 2>(), check_tile<3, 3>();
-  check_tile<5, 1>(), check_tile<5, 2>(), check_tile<5, 3>();
-  check_tile<7, 1>(), check_tile<7, 2>(), check_tile<9, 1>(), check_tile<9, 2>();
-  check_products<3, 1>(), check_products<5, 1>(), check_products<7, 1>();
-  check_products<3, 2>(), check_products<5, 2>(), check_products<7, 2>();
-  printf("%d windows, %d faults\n", windows, faults);
-}
-"""
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -294,18 +61,18 @@ class Problem:
     channels_last: int
 
 
-@dataclass(frozen=True)
-class Choice:
+class Launch(NamedTuple):
     levels: int
     cells: int
     group: int
     shared_bytes: int
     tiles: int
-    grad_levels: int
-    grad_cells: int
-    grad_group: int
-    grad_bytes: int
-    grad_tiles: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    forward: Launch
+    grad: Launch
     grad_blocks: int
     splits: int
     parts: int
@@ -318,6 +85,77 @@ class Choice:
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("patch_choice")
     return build(folder, CHOICES, CUDA / "patch" / "choose.cpp")
+
+
+def choose(driver: Path, device: str, problems: list[Problem]) -> list[Choice]:
+    device_line = " ".join(map(str, DEVICES[device]))
+    lines = [f"{' '.join(map(str, astuple(p)))} {device_line}" for p in problems]
+    done = subprocess.run(
+        [driver], input="\n".join(lines) + "\n", capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""  # undefined behaviour
+    rows = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
+    return [Choice(Launch(*row[:5]), Launch(*row[5:10]), *row[10:]) for row in rows]
+
+
+def tiles_of(problem: Problem, cells: int) -> int:
+    """Tiles of a channel."""
+    if cells:
+        return math.ceil(problem.batch / cells**2)
+    return problem.batch * math.ceil(problem.height / TILE) * math.ceil(problem.width / TILE)
+
+
+def assert_legal(problem: Problem, device: str, launch: Launch, most: int) -> None:
+    """A launch of at most `most` levels."""
+    longest, cells = max(problem.height, problem.width), launch.cells
+    assert problem.kernel_size in (3, 5, 7, 9), problem
+    assert problem.accumulator_bytes == 4, problem
+    assert launch.shared_bytes <= DEVICES[device][1], problem
+    assert 1 <= launch.levels <= most, problem
+    assert launch.tiles == tiles_of(problem, cells), problem
+    if launch.group:
+        channels = math.ceil(problem.channels / launch.group) * launch.group
+        assert problem.channels_last, problem
+        assert cells == 1, problem
+        assert channels <= 2 * problem.channels, problem
+    if cells:
+        assert cells * longest <= TILE, problem
+        assert launch.levels == most, problem  # a plane keeps all its levels
+        assert cells << launch.levels <= TILE, problem  # the coarsest cell is not empty
+        return
+    deepest = 3 if problem.kernel_size <= 5 else 2
+    assert longest > TILE or problem.element_bytes == 2, problem
+    assert launch.levels <= deepest, problem
+    if device == "sm_90" and problem.element_bytes == 2 and most > 1:
+        three = most == 3 or longest > 4 * TILE  # else the band fits a tile
+        assert launch.levels == min(most, deepest if three else 2), problem
+
+
+def assert_legal_gradient(problem: Problem, device: str, choice: Choice) -> None:
+    launch = choice.grad
+    tensor_cores = problem.element_bytes == 2 and launch.cells == 0
+    most = min(problem.levels, 2) if tensor_cores else 1
+    assert_legal(problem, device, launch, most)
+    assert launch.levels == most, problem
+    held = DEVICES["sm_90"][2] // (launch.shared_bytes + 1024)
+    if launch.group:
+        assert 1 <= choice.grad_blocks <= max(held, 1), problem
+    if tensor_cores:
+        assert choice.grad_blocks == 3, problem
+        assert held >= 3, problem
+    assert 1 <= choice.splits <= launch.tiles, problem
+    assert 0 < math.ceil(launch.tiles / choice.splits) / choice.parts <= 16, problem
+
+
+def assert_legal_lowpass(problem: Problem, device: str, choice: Choice) -> None:
+    assert choice.lowpass_cells_past_a_piece == 0, problem
+    cells, most = choice.lowpass_cells, min(choice.forward.cells, 4)
+    assert choice.lowpass_cells_of_half == cells, problem
+    assert (cells > 0) == (choice.forward.cells > 0 and choice.forward.group == 0), problem
+    assert cells <= most, problem
+    if 0 < cells < most:  # fewer planes to a tile, so that none waits
+        assert problem.channels * tiles_of(problem, cells) <= 4 * DEVICES[device][0], problem
 
 
 SIZES = [(1, 1), (7, 7), (14, 14), (28, 30), (56, 56), (64, 65), (33, 200), (131, 257), (512, 512)]
@@ -333,83 +171,19 @@ def test_every_choice_is_a_legal_launch(driver: Path, device: str) -> None:
         for b, c, (h, w), k, levels, element, last in axes
     ]
     problems.append(Problem(2, 3, 256, 256, 5, 2, 8, 8, 0))  # float64
-    device_line = " ".join(map(str, DEVICES[device]))
-    lines = [f"{' '.join(map(str, astuple(p)))} {device_line}" for p in problems]
-    done = subprocess.run(
-        [driver], input="\n".join(lines) + "\n", capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0
-    assert done.stderr == ""  # undefined behaviour
-    choices = [Choice(*map(int, line.split())) for line in done.stdout.splitlines()]
-    _, limit, _ = DEVICES[device]
-    taken = 0
+    choices = choose(driver, device, problems)
     for problem, choice in zip(problems, choices, strict=True):
-        taken += choice.levels > 0
-        longest = max(problem.height, problem.width)
-        unrolled = problem.kernel_size in (3, 5, 7, 9) and problem.accumulator_bytes == 4
-        c = choice
-        tensor_cores = problem.element_bytes == 2 and c.grad_cells == 0
-        most_grad = min(problem.levels, 2) if tensor_cores else 1
-        for levels, cells, group, shared_bytes, tiles, most in (
-            (c.levels, c.cells, c.group, c.shared_bytes, c.tiles, problem.levels),
-            (c.grad_levels, c.grad_cells, c.grad_group, c.grad_bytes, c.grad_tiles, most_grad),
-        ):
-            if levels == 0:
-                continue
-            if group:
-                assert problem.channels_last, problem
-                assert cells == 1, problem
-                assert math.ceil(problem.channels / group) * group <= 2 * problem.channels, problem
-            assert unrolled, problem
-            assert shared_bytes <= limit, problem
-            assert 1 <= levels <= most, problem
-            if cells == 0:
-                assert longest > TILE or problem.element_bytes == 2, problem
-                assert levels <= (3 if problem.kernel_size <= 5 else 2), problem
-                if device == "sm_90" and problem.element_bytes == 2 and most > 1:
-                    three = most == 3 or longest > 4 * TILE  # else the band fits a tile
-                    assert levels == min(most, 3 if three and problem.kernel_size <= 5 else 2)
-                assert tiles == problem.batch * math.ceil(problem.height / TILE) * math.ceil(
-                    problem.width / TILE
-                ), problem
-            else:
-                assert cells * longest <= TILE, problem
-                assert levels == most, problem  # a plane keeps all its levels
-                assert cells << levels <= TILE, problem  # the coarsest cell is not empty
-                assert tiles == math.ceil(problem.batch / cells**2), problem
-        if choice.grad_levels:
-            assert choice.grad_levels == most_grad, problem
-            if choice.grad_group:
-                held = DEVICES["sm_90"][2] // (choice.grad_bytes + 1024)
-                assert 1 <= choice.grad_blocks <= max(held, 1), problem
-            assert 1 <= choice.splits <= choice.grad_tiles, problem
-            if problem.element_bytes == 2 and choice.grad_cells == 0:
-                assert 3 * (choice.grad_bytes + 1024) <= DEVICES["sm_90"][2], problem
-            tiles_of_part = math.ceil(choice.grad_tiles / choice.splits) / choice.parts
-            assert 0 < tiles_of_part <= 16, problem
-        assert choice.lowpass_cells_past_a_piece == 0, problem
-        assert choice.lowpass_cells_of_half == choice.lowpass_cells, problem
-        lowpass_cells = choice.lowpass_cells
-        assert (lowpass_cells > 0) == (choice.cells > 0 and choice.group == 0), problem
-        assert lowpass_cells <= min(choice.cells, 4), problem
-        if 0 < lowpass_cells < min(choice.cells, 4):  # fewer planes to a tile, so that none waits
-            blocks = problem.channels * math.ceil(problem.batch / lowpass_cells**2)
-            assert blocks <= 4 * DEVICES[device][0], problem
-    assert taken > len(problems) / 8
-    assert {choice.group for choice in choices} == {0, 4, 8, 16, 32}
+        if choice.forward.levels:
+            assert_legal(problem, device, choice.forward, problem.levels)
+        if choice.grad.levels:
+            assert_legal_gradient(problem, device, choice)
+        assert_legal_lowpass(problem, device, choice)
+    assert sum(choice.forward.levels > 0 for choice in choices) > len(problems) / 8
+    assert {choice.forward.group for choice in choices} == {0, 4, 8, 16, 32}
 
 
 def test_one_round_of_nearly_empty_tiles_takes_weight_gradients(driver: Path) -> None:
-    device = DEVICES["sm_90"]
-    few, many = (Problem(8, c, 8, 8, 5, 1, 4, 4, 0) for c in (device[0], device[0] + 1))
-    lines = [f"{' '.join(map(str, astuple(p)))} {' '.join(map(str, device))}" for p in (few, many)]
-    done = subprocess.run([driver], input="\n".join(lines) + "\n", capture_output=True, text=True)
-    choices = [Choice(*map(int, line.split())) for line in done.stdout.splitlines()]
-    assert [(choice.levels, choice.grad_cells) for choice in choices] == [(0, 8), (0, 0)]
-
-
-def test_threads_read_and_write_where_the_layout_says(tmp_path: Path) -> None:
-    program = build(tmp_path, LAYOUTS)
-    done = subprocess.run([program], capture_output=True, text=True, timeout=120)
-    assert done.stderr == ""
-    assert done.stdout.splitlines()[-1].endswith(" windows, 0 faults"), done.stdout[:2000]
+    multiprocessors = DEVICES["sm_90"][0]
+    problems = [Problem(8, c, 8, 8, 5, 1, 4, 4, 0) for c in (multiprocessors, multiprocessors + 1)]
+    choices = choose(driver, "sm_90", problems)
+    assert [(choice.forward.levels, choice.grad.cells) for choice in choices] == [(0, 8), (0, 0)]

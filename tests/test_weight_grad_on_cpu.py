@@ -9,7 +9,7 @@ import pytest
 import torch
 from budget import relative_error
 from emulator import Emulator, View
-from test_cuda_on_cpu import BF16, F16, F32, FORWARD_TOLERANCE, TILE, Parameters, Placed, apply
+from emulator_inputs import BF16, F16, F32, FORWARD_TOLERANCE, Parameters, Placed, apply, sizes
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -87,22 +87,10 @@ def grad_launch(
     x: Tensor, g: Tensor, kernel: int, levels: int, cells: int = 0, group: int = 0
 ) -> emulator.PatchGradLaunch:
     """Everything wanted in one part, element by element; without partial sums and bands."""
-    batch, channels, height, width = x.shape
-    tiles_y, tiles_x = -(-height // TILE), -(-width // TILE)
     return emulator.PatchGradLaunch(
         input=View.of(x),
         grad_output=View.of(g),
-        batch=batch,
-        channels=channels,
-        height=height,
-        width=width,
-        kernel_size=kernel,
-        levels=levels,
-        cells=cells,
-        group=group,
-        tiles_y=tiles_y,
-        tiles_x=tiles_x,
-        tiles=-(-batch // cells**2) if cells else batch * tiles_y * tiles_x,
+        **sizes(x.shape, kernel, levels, cells, group),
         input_bytes=x.itemsize,
         grad_bytes=x.itemsize,
         splits=1,
@@ -113,88 +101,112 @@ def grad_launch(
     )
 
 
+class LowpassBands:
+    """Room for the low-pass bands that a launch leaves."""
+
+    def __init__(self, case: Gradient) -> None:
+        self.case, self.step = case, 2**case.levels
+        self.tensor_cores = case.dtype != F32 and case.cells == 0
+        self.dtype = case.dtype if self.tensor_cores else F32
+        shape = (*case.shape[:2], *(-(-side // self.step) for side in case.shape[2:]))
+        order = torch.channels_last if case.group else torch.contiguous_format
+        self.input, self.grad, self.exact_grad = (
+            torch.full(shape, torch.nan, dtype=dtype).to(memory_format=order)
+            for dtype in (self.dtype, self.dtype, F32)
+        )
+
+    def give(self, launch: emulator.PatchGradLaunch) -> None:
+        launch.low_input, launch.low_grad = self.input.data_ptr(), self.grad.data_ptr()
+        launch.exact_low_grad = self.exact_grad.data_ptr() if self.tensor_cores else None
+
+    def check(self, kernels: Emulator, x: Tensor, g: Tensor) -> None:
+        if not self.case.low:
+            assert bool(self.input.isnan().all())
+            assert bool(self.grad.isnan().all())
+            return
+        low_input, low_grad = (lowpass(kernels, t, self.case.levels, wide=False) for t in (x, g))
+        if self.tensor_cores:
+            assert torch.equal(self.exact_grad, low_grad)
+            low_input = low_input / self.step  # an average
+        assert torch.equal(self.input, low_input.to(self.dtype))
+        assert torch.equal(self.grad, low_grad.to(self.dtype))
+
+
+def first_sums(kernel: int, levels: int) -> list[int]:
+    """Where the sums of the base path and of each level begin among those of a launch."""
+    return [0, *((4 * level - 3) * kernel**2 for level in range(1, levels + 1))]
+
+
+def finish(
+    kernels: Emulator,
+    params: Parameters,
+    sums: list[emulator.LevelSums],
+    dtype: torch.dtype,
+    base: bool = True,
+    level: bool = True,
+) -> list[Tensor]:
+    """The gradients of `params.leaves()` from the partial sums of each level; NaN: not wanted."""
+    levels = len(sums) - 1
+    result = [torch.full(leaf.shape, torch.nan) for leaf in params.leaves()]
+    weight, bias, scale, *of_levels = (tensor.data_ptr() for tensor in result)
+    launch = emulator.FinishLaunch(
+        params=params.raw(),
+        channels=result[0].shape[0],
+        kernel_size=result[0].shape[-1],
+        levels=levels,
+        grad_bias=bias if base else None,
+    )
+    launch.sums[: levels + 1] = sums
+    if base:
+        launch.gradients[0] = emulator.LevelGradient(weight, scale)
+    if level:
+        for n in range(levels):
+            launch.gradients[1 + n] = emulator.LevelGradient(of_levels[n], of_levels[levels + n])
+    kernels.run("finish", launch, dtype)
+    return result
+
+
 @pytest.mark.parametrize("case", GRADIENTS, ids=str)
 def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> None:
     torch.manual_seed(0)
-    batch, channels, height, width = case.shape
-    size = case.dtype.itemsize
-    params = Parameters(channels, case.kernel, case.levels, F32, case.base)
+    size, levels = case.dtype.itemsize, case.levels
+    params = Parameters(case.shape[1], case.kernel, levels, F32, case.base)
     unit = max(1, case.bytes // size)
     x = Placed(torch.randn(case.shape) + 0.5, case.dtype, unit, case.last_input)
-    unit = 1 if case.last and not case.group else max(1, case.grad_bytes // size)
-    g = Placed(torch.randn(case.shape) + 0.25, case.dtype, unit, case.last)
-    step = 2**case.levels
-    band = (batch, channels, -(-height // step), -(-width // step))
-    tensor_cores = case.dtype != F32 and case.cells == 0
-    low_dtype = case.dtype if tensor_cores else F32
-    low_input, low_grad, exact_low_grad = (
-        torch.full(band, torch.nan, dtype=dtype) for dtype in (low_dtype, low_dtype, F32)
-    )
-    if case.group:
-        low_input, low_grad = (
-            low.to(memory_format=torch.channels_last) for low in (low_input, low_grad)
-        )
-    sums = (1 + 4 * case.levels) * case.kernel**2 + 1
-    partials = torch.full((channels, case.splits * case.parts, sums), torch.nan)
-    launch = grad_launch(x.tensor, g.tensor, case.kernel, case.levels, case.cells, case.group)
+    grad_bytes = size if case.last and not case.group else max(case.grad_bytes, size)
+    g = Placed(torch.randn(case.shape) + 0.25, case.dtype, grad_bytes // size, case.last)
+    launch = grad_launch(x.tensor, g.tensor, case.kernel, levels, case.cells, case.group)
+    slots = (1 + 4 * levels) * case.kernel**2 + 1
+    partials = torch.full((case.shape[1], case.splits * case.parts, slots), torch.nan)
     launch.partials = partials.data_ptr()
+    low = LowpassBands(case)
     if case.low:
-        launch.low_grad, launch.low_input = low_grad.data_ptr(), low_input.data_ptr()
-        launch.exact_low_grad = exact_low_grad.data_ptr() if tensor_cores else None
-    launch.input_bytes = max(case.bytes, size)
-    launch.grad_bytes = max(1 if case.last and not case.group else case.grad_bytes, size)
+        low.give(launch)
+    launch.input_bytes, launch.grad_bytes = max(case.bytes, size), grad_bytes
     launch.splits, launch.parts = case.splits, case.parts
     launch.base_wanted = launch.bias_wanted = case.base
     launch.level_wanted = case.level
     kernels.run("weight_grad", launch, case.dtype)
 
+    # The sums of the first level stand for four times as much.
+    factors = [1, 4, 1][: levels + 1]
+    sums = [
+        emulator.LevelSums(partials.data_ptr(), partials.shape[1], slots, first, factor)
+        for first, factor in zip(first_sums(case.kernel, levels), factors, strict=True)
+    ]
+    ours = finish(kernels, params, sums, case.dtype, case.base, case.level)
     leaves = params.leaves()
     output = apply(x.tensor.double(), leaves, case.base)
     expected = torch.autograd.grad(output, leaves, g.tensor.double(), allow_unused=True)
-    ours = [torch.full(leaf.shape, torch.nan) for leaf in leaves]
-    weight, bias, scale, *of_levels = (result.data_ptr() for result in ours)
-    finish = emulator.FinishLaunch(
-        params=params.raw(),
-        channels=channels,
-        kernel_size=case.kernel,
-        levels=case.levels,
-        grad_bias=bias if case.base else None,
-    )
-    for level in range(case.levels + 1):
-        first = (0 if level == 0 else 4 * level - 3) * case.kernel**2
-        factor = 4 if level == 1 else 1
-        finish.sums[level] = emulator.LevelSums(
-            partials.data_ptr(), partials.shape[1], sums, first, factor
-        )
-    if case.base:
-        finish.gradients[0] = emulator.LevelGradient(weight, scale)
-    if case.level:
-        for level in range(case.levels):
-            finish.gradients[1 + level] = emulator.LevelGradient(
-                of_levels[level], of_levels[case.levels + level]
-            )
-    kernels.run("finish", finish, case.dtype)
-    level_tolerance = [GRAD_TOLERANCE, FORWARD_TOLERANCE[case.dtype]][: case.levels]
-    # The sums of the first level stand for four times as much.
-    expected = [e if n not in (3, 3 + case.levels) else 4 * e for n, e in enumerate(expected)]
-    tolerances = [GRAD_TOLERANCE] * 3 + level_tolerance * 2
-    wanted = [case.base] * 3 + [case.level] * 2 * case.levels
-    for result, exact, want, tolerance in zip(ours, expected, wanted, tolerances, strict=True):
-        if want:
+    tolerances = [GRAD_TOLERANCE, GRAD_TOLERANCE, FORWARD_TOLERANCE[case.dtype]]
+    level_of = [0, 0, 0, *range(1, levels + 1), *range(1, levels + 1)]
+    for result, exact, level in zip(ours, expected, level_of, strict=True):
+        if case.level if level else case.base:
             assert exact is not None
-            assert relative_error(result, exact) < tolerance
+            assert relative_error(result, factors[level] * exact) < tolerances[level]
         else:
             assert bool(result.isnan().all())
-    if not case.low:
-        assert bool(low_input.isnan().all())
-        assert bool(low_grad.isnan().all())
-        return
-    bands = [lowpass(kernels, placed.tensor, case.levels, wide=False) for placed in (x, g)]
-    if tensor_cores:
-        assert torch.equal(exact_low_grad, bands[1])
-        bands[0] = bands[0] / step  # an average
-    assert torch.equal(low_input, bands[0].to(low_dtype))
-    assert torch.equal(low_grad, bands[1].to(low_dtype))
+    low.check(kernels, x.tensor, g.tensor)
 
 
 def test_deep_levels_come_from_the_bands_of_the_first(kernels: Emulator) -> None:
@@ -212,26 +224,22 @@ def test_deep_levels_come_from_the_bands_of_the_first(kernels: Emulator) -> None
         launch.partials = partials[row].data_ptr()
         kernels.run("weight_grad", launch, dtype)
 
+    base, level1, level2 = first_sums(kernel, 2)
+    finer, coarser = (partials[row].data_ptr() for row in (0, 1))
+    ours = finish(
+        kernels,
+        params,
+        [
+            emulator.LevelSums(finer, 1, sums, base, 1),
+            emulator.LevelSums(finer, 1, sums, level1, 1),
+            emulator.LevelSums(finer, 1, sums, level2, 1),
+            emulator.LevelSums(coarser, 1, sums, level1, step),
+            emulator.LevelSums(coarser, 1, sums, level2, step),
+        ],
+        dtype,
+    )
     leaves = params.leaves()
     expected = torch.autograd.grad(apply(x.double(), leaves), leaves, g.double())
-    ours = [torch.full(leaf.shape, torch.nan) for leaf in leaves]
-    finish = emulator.FinishLaunch(
-        params=params.raw(),
-        channels=1,
-        kernel_size=kernel,
-        levels=levels,
-        grad_bias=ours[1].data_ptr(),
-    )
-    finish.gradients[0] = emulator.LevelGradient(ours[0].data_ptr(), ours[2].data_ptr())
-    finish.sums[0] = emulator.LevelSums(partials.data_ptr(), 1, sums, 0, 1)
-    for level in range(1, levels + 1):
-        row, slot = (level - 1) // 2, 1 + (level - 1) % 2 * 4
-        finish.sums[level] = emulator.LevelSums(
-            partials[row].data_ptr(), 1, sums, slot * kernel**2, step if row else 1
-        )
-        weight, scale = ours[2 + level], ours[2 + levels + level]
-        finish.gradients[level] = emulator.LevelGradient(weight.data_ptr(), scale.data_ptr())
-    kernels.run("finish", finish, dtype)
     for result, exact in zip(ours, expected, strict=True):
         assert relative_error(result, exact) < FORWARD_TOLERANCE[dtype]
 

@@ -1,4 +1,5 @@
-// Stored element types and their conversion to the accumulator type.
+// Stored element types and their conversion to the accumulator type; low-pass coefficients of
+// pixels, and positions in dense tensors.
 #pragma once
 
 #include <cuda_bf16.h>

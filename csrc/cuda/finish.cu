@@ -1,7 +1,6 @@
 // The gradients of weights, scales and bias of all levels from the partial sums of the
 // weight-gradient kernels: a weight's partial sums are added in a fixed order in float64, then eq.
 // foldgrad of the paper. Bitwise repeatable, no atomics.
-#include "../common/haar.h"
 #include "element.cuh"
 #include "launch.cuh"
 
@@ -24,16 +23,19 @@ __device__ __forceinline__ void write(void* data, DType dtype, int64_t i, double
   }
 }
 
+constexpr int kThreads = 128;
+
 // One warp per (channel, slot): eq. foldgrad on the sum of the partial sums.
 template <class A>
-__global__ void __launch_bounds__(128) finish_kernel(const __grid_constant__ FinishLaunch p) {
-  const int slots = 1 + kSubbands * p.levels, lane = threadIdx.x % 32;
+__global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ FinishLaunch p) {
+  const int slots = slot_count(p.levels), lane = threadIdx.x % 32;
   const int64_t warp = (blockIdx.x * int64_t(blockDim.x) + threadIdx.x) / 32;
   if (warp >= int64_t(p.channels) * slots) return;
   const int64_t c = warp / slots;
-  const int slot = int(warp % slots), level = (slot + 3) / 4, taps = p.kernel_size * p.kernel_size;
-  const int band = level ? (slot - 1) % 4 : 0;
-  const int64_t group = level ? 4 * c + band : c;
+  const int slot = int(warp % slots), level = (slot + kSubbands - 1) / kSubbands,
+            taps = p.kernel_size * p.kernel_size;
+  const int band = level ? (slot - 1) % kSubbands : 0;
+  const int64_t group = level ? kSubbands * c + band : c;
   const LevelSums sums = p.sums[level];
   const A* partials = static_cast<const A*>(sums.partials) + c * sums.count * sums.sums;
   // Loads in groups, which wait together; added one by one.
@@ -76,10 +78,11 @@ __global__ void __launch_bounds__(128) finish_kernel(const __grid_constant__ Fin
 }  // namespace
 
 const char* launch_finish(const FinishLaunch& p, DType activations, cudaStream_t stream) {
-  const int64_t blocks = (int64_t(p.channels) * (1 + kSubbands * p.levels) + 3) / 4;
+  constexpr int kWarps = kThreads / 32;
+  const int64_t blocks = (int64_t(p.channels) * slot_count(p.levels) + kWarps - 1) / kWarps;
   return accumulates_in_double(activations)
-             ? launch_kernel(&finish_kernel<double>, p, blocks, 128, 0, stream)
-             : launch_kernel(&finish_kernel<float>, p, blocks, 128, 0, stream);
+             ? launch_kernel(&finish_kernel<double>, p, blocks, kThreads, 0, stream)
+             : launch_kernel(&finish_kernel<float>, p, blocks, kThreads, 0, stream);
 }
 
 }  // namespace wtconv::cuda

@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "../common/gradients.h"
-#include "../common/haar.h"
 #include "host.h"
 
 namespace wtconv::cuda {
@@ -18,10 +17,7 @@ namespace {
 class WeightGradient {
  public:
   WeightGradient(const Call& call, const Wanted& wanted, const Gradients& out)
-      : call_(call),
-        wanted_(wanted),
-        out_(out),
-        kernel_size_(int(call.params.base_weight.size(2))) {}
+      : call_(call), wanted_(wanted), out_(out) {}
 
   void run(const Plane& grad_output, const Plane& input) {
     add_levels(grad_output, input, 0);
@@ -67,11 +63,11 @@ class WeightGradient {
   Tensor partials(int64_t count, int first_level, int levels, DType dtype) {
     const auto scalar = accumulates_in_double(dtype) ? torch::headeronly::ScalarType::Double
                                                      : torch::headeronly::ScalarType::Float;
-    const int taps = kernel_size_ * kernel_size_, sums = (1 + kSubbands * levels) * taps + 1;
+    const int kernel_size = call_.kernel_size(), sums = sum_count(kernel_size, levels);
     kept_.push_back(allocate(call_.like, {call_.channels, count, sums}, scalar));
     for (int l = first_level == 0 ? 0 : 1; l <= levels; ++l) {
-      const int slot = l == 0 ? 0 : 1 + kSubbands * (l - 1);
-      sums_[first_level + l] = {kept_.back().const_data_ptr(), count, sums, slot * taps, scale_};
+      const int first = (l == 0 ? 0 : slot_of(l, 0)) * kernel_size * kernel_size;
+      sums_[first_level + l] = {kept_.back().const_data_ptr(), count, sums, first, scale_};
     }
     dtype_ = dtype;
     return kept_.back();
@@ -83,7 +79,7 @@ class WeightGradient {
       launch.levels = std::min(kMaxLaunchLevels, call_.levels() - first);
       launch.params = call_.parameters(first, launch.levels, false);
       launch.channels = call_.channels;
-      launch.kernel_size = kernel_size_;
+      launch.kernel_size = call_.kernel_size();
       for (int l = first == 0 ? 0 : 1; l <= launch.levels; ++l) {
         launch.sums[l] = sums_[first + l];
         launch.gradients[l] = {out_.weight(first + l, wanted_), out_.scale(first + l, wanted_)};
@@ -95,30 +91,8 @@ class WeightGradient {
 
   void run_patches(const Plane& grad_output, const Plane& input, int first_level,
                    const PatchChoice& choice, const Problem& problem) {
-    PatchGradLaunch launch{};
-    launch.grad_output = grad_output.view;
-    launch.input = input.view;
-    launch.batch = int(call_.batch);
-    launch.channels = call_.channels;
-    launch.height = input.height, launch.width = input.width;
-    launch.kernel_size = kernel_size_;
-    launch.tiles_y = (input.height + kPatchTile - 1) / kPatchTile;
-    launch.tiles_x = (input.width + kPatchTile - 1) / kPatchTile;
-    launch.cells = choice.cells;
-    launch.group = choice.group;
-    launch.tiles = patch_tiles(problem, choice);
-    const int slots =
-        patch_grad_blocks(problem, choice) * device_properties(call_.device).multiprocessors;
-    const int group = std::max(choice.group, 1);
-    launch.splits = split_tiles((call_.channels + group - 1) / group, launch.tiles, slots);
-    launch.parts = grad_parts(launch.tiles, launch.splits);
-    launch.base_wanted = wants_level(first_level, 0);
-    launch.level_wanted = wants_level(first_level, 1);
-    launch.bias_wanted = wants_bias(first_level);
-    const int levels = launch.levels = choice.levels;
-    const int channels = choice.group > 0 ? call_.channels : 0;
-    launch.grad_bytes = access_bytes(grad_output, channels);
-    launch.input_bytes = access_bytes(input, channels);
+    PatchGradLaunch launch = describe_patches(grad_output, input, first_level, choice, problem);
+    const int levels = choice.levels;
     const Tensor sums =
         partials(int64_t(launch.splits) * launch.parts, first_level, levels, input.dtype);
     launch.partials = static_cast<float*>(sums.mutable_data_ptr());
@@ -127,12 +101,12 @@ class WeightGradient {
     const bool tensor_cores = choice.cells == 0 && input.dtype != DType::kFloat32;
     if (deeper) {
       const DType dtype = tensor_cores ? input.dtype : DType::kFloat32;
-      low_grad = call_.lowpass(grad_output, levels, dtype, choice.group > 0);
-      low_input = call_.lowpass(input, levels, dtype, choice.group > 0);
+      low_grad = call_.allocate_lowpass(grad_output, levels, dtype, choice.group > 0);
+      low_input = call_.allocate_lowpass(input, levels, dtype, choice.group > 0);
       launch.low_grad = low_grad.first.mutable_data_ptr();
       launch.low_input = low_input.first.mutable_data_ptr();
       if (first_level == 0 && operator_needs_lowpass(problem)) {
-        low_grad_ = tensor_cores ? call_.lowpass(grad_output, levels) : low_grad;
+        low_grad_ = tensor_cores ? call_.allocate_lowpass(grad_output, levels) : low_grad;
         low_levels_ = levels;
         if (tensor_cores)
           launch.exact_low_grad = static_cast<float*>(low_grad_.first.mutable_data_ptr());
@@ -146,11 +120,41 @@ class WeightGradient {
     add_levels(low_grad.second, low_input.second, first_level + levels);
   }
 
+  // The launch of a patch kernel, without partial sums and low-pass bands.
+  PatchGradLaunch describe_patches(const Plane& grad_output, const Plane& input, int first_level,
+                                   const PatchChoice& choice, const Problem& problem) const {
+    PatchGradLaunch launch{};
+    launch.grad_output = grad_output.view;
+    launch.input = input.view;
+    launch.batch = int(call_.batch);
+    launch.channels = call_.channels;
+    launch.height = input.height, launch.width = input.width;
+    launch.kernel_size = call_.kernel_size();
+    launch.levels = choice.levels;
+    launch.tiles_y = tiles_across(input.height);
+    launch.tiles_x = tiles_across(input.width);
+    launch.cells = choice.cells;
+    launch.group = choice.group;
+    launch.tiles = patch_tiles(problem, choice);
+    const int slots =
+        patch_grad_blocks(problem, choice) * device_properties(call_.device).multiprocessors;
+    launch.splits =
+        split_tiles(ceil_div(call_.channels, std::max(choice.group, 1)), launch.tiles, slots);
+    launch.parts = grad_parts(launch.tiles, launch.splits);
+    launch.base_wanted = wants_level(first_level, 0);
+    launch.level_wanted = wants_level(first_level, 1);
+    launch.bias_wanted = wants_bias(first_level);
+    const int channels = choice.group > 0 ? call_.channels : 0;
+    launch.grad_bytes = access_bytes(grad_output, channels);
+    launch.input_bytes = access_bytes(input, channels);
+    return launch;
+  }
+
   void run_tiles(const Plane& grad_output, const Plane& input, int first_level,
                  const Problem& problem) {
     const Device& properties = device_properties(call_.device);
     const GradShapes shapes = choose_grad_tile(problem, properties);
-    check_shared_memory(shapes.shared_bytes, properties, kernel_size_);
+    check_shared_memory(shapes.shared_bytes, properties, call_.kernel_size());
     const int levels = shapes.grad_output.levels;
     GradLaunch launch{};
     TileLaunch& tile = launch.tile;
@@ -188,7 +192,6 @@ class WeightGradient {
   const Call& call_;
   const Wanted& wanted_;
   const Gradients& out_;
-  const int kernel_size_;
   std::vector<Tensor> kept_;
   LevelSums sums_[kMaxLevels + 1] = {};
   DType dtype_ = DType::kFloat32;  // of the activations

@@ -101,7 +101,7 @@ Problem Call::problem(const Plane& input, int first_level, bool adjoint) const {
           channels,
           input.height,
           input.width,
-          int(params.base_weight.size(2)),
+          kernel_size(),
           levels() - first_level,
           accumulates_in_double(input.dtype) ? 8 : 4,
           element_bytes(input.dtype),
@@ -109,21 +109,20 @@ Problem Call::problem(const Plane& input, int first_level, bool adjoint) const {
           adjoint};
 }
 
-std::pair<Tensor, Plane> Call::lowpass(const Plane& input, int levels, DType dtype,
-                                       bool channels_last) const {
+std::pair<Tensor, Plane> Call::allocate_lowpass(const Plane& input, int levels, DType dtype,
+                                                bool channels_last) const {
   using torch::headeronly::ScalarType;
   constexpr ScalarType kTypes[kNumDTypes] = {ScalarType::Float, ScalarType::Double,
                                              ScalarType::Half, ScalarType::BFloat16};
-  const int unit = 1 << levels, rows = (input.height + unit - 1) / unit,
-            cols = (input.width + unit - 1) / unit;
+  const int rows = ceil_div(input.height, 1 << levels), cols = ceil_div(input.width, 1 << levels);
   const Tensor band =
       allocate(like, {batch, channels, rows, cols}, kTypes[int(dtype)], channels_last);
   return {band, {output_view(band), dtype, rows, cols, channels_last}};
 }
 
-std::pair<Tensor, Plane> Call::lowpass(const Plane& input, int levels) const {
-  return lowpass(input, levels,
-                 accumulates_in_double(input.dtype) ? DType::kFloat64 : DType::kFloat32);
+std::pair<Tensor, Plane> Call::allocate_lowpass(const Plane& input, int levels) const {
+  return allocate_lowpass(input, levels,
+                          accumulates_in_double(input.dtype) ? DType::kFloat64 : DType::kFloat32);
 }
 
 RawParameters Call::parameters(int first_level, int levels, bool adjoint) const {
@@ -131,7 +130,7 @@ RawParameters Call::parameters(int first_level, int levels, bool adjoint) const 
   if (first_level == 0) {
     result.weight[0] = params.base_weight.const_data_ptr();
     result.scale[0] = params.base_scale.const_data_ptr();
-    if (params.base_bias) result.bias = params.base_bias->const_data_ptr();
+    if (params.base_bias && !adjoint) result.bias = params.base_bias->const_data_ptr();
   }
   for (int l = 1; l <= levels; ++l) {
     result.weight[l] = params.weights[first_level + l - 1].const_data_ptr();
@@ -150,9 +149,9 @@ TileLaunch Call::describe(const Plane& input, int first_level, const TileShape& 
   launch.input = input.view;
   launch.batch = batch;
   launch.channels = channels, launch.height = input.height, launch.width = input.width;
-  launch.tiles_y = shape.plane ? 1 : (input.height + shape.tile_rows - 1) / shape.tile_rows;
-  launch.tiles_x = shape.plane ? 1 : (input.width + shape.tile_cols - 1) / shape.tile_cols;
-  launch.groups = (channels + shape.group - 1) / shape.group;
+  launch.tiles_y = shape.plane ? 1 : ceil_div(input.height, shape.tile_rows);
+  launch.tiles_x = shape.plane ? 1 : ceil_div(input.width, shape.tile_cols);
+  launch.groups = ceil_div(channels, shape.group);
   launch.channels_fast = input.channels_last;
   launch.load_path = choose_load_path(launch, input.view, input.dtype);
   launch.batch_per_block = 1;
@@ -167,11 +166,11 @@ int share_of_batch(const TileLaunch& launch, int multiprocessors) {
 }
 
 std::pair<Tensor, Plane> Call::form_lowpass(const Plane& input, int levels) const {
-  if (levels > kMostLowpassLevels) {
-    const auto finer = form_lowpass(input, kMostLowpassLevels);
-    return form_lowpass(finer.second, levels - kMostLowpassLevels);
+  if (constexpr int kMost = largest(LowpassLevels()); levels > kMost) {
+    const auto finer = form_lowpass(input, kMost);
+    return form_lowpass(finer.second, levels - kMost);
   }
-  auto band = lowpass(input, levels);
+  auto band = allocate_lowpass(input, levels);
   check_launch(launch_lowpass({input.view, band.first.mutable_data_ptr(), batch, channels,
                                input.height, input.width, band.second.height, band.second.width,
                                levels, input.channels_last, access_bytes(input) == 16},
@@ -183,7 +182,7 @@ std::pair<Tensor, Plane> Call::coarse_levels(const Plane& input, int first_level
                                              bool adjoint) const {
   const bool at_hand = first_level == 0 && low_levels > 0 && low_levels <= levels;
   const int first_deep = first_level + levels;
-  auto result = lowpass(input, levels);
+  auto result = allocate_lowpass(input, levels);
   const Plane& output = result.second;
   int cells = 0;
   if (!at_hand && !input.channels_last && access_bytes(input) == 16) {
@@ -204,19 +203,29 @@ std::pair<Tensor, Plane> Call::coarse_levels(const Plane& input, int first_level
   return result;
 }
 
+template <class Launch>
+Tensor Call::add_coarse_levels(Launch& launch, const Plane& input, int first_level, int levels,
+                               bool adjoint) const {
+  if (first_level + levels >= this->levels()) return Tensor();
+  const auto [band, plane] = coarse_levels(input, first_level, levels, adjoint);
+  launch.coarse = band.const_data_ptr();
+  launch.coarse_rows = plane.height;
+  launch.coarse_cols = plane.width;
+  return band;
+}
+
 PatchLaunch Call::describe_patches(const Plane& input, const Plane& output, int first_level,
                                    const PatchChoice& choice, bool adjoint) const {
   PatchLaunch launch{};
   launch.params = parameters(first_level, choice.levels, adjoint);
-  if (adjoint) launch.params.bias = nullptr;
   launch.input = input.view;
   launch.output = output.view;
   launch.batch = int(batch);
   launch.channels = channels, launch.height = input.height, launch.width = input.width;
-  launch.kernel_size = int(params.base_weight.size(2));
+  launch.kernel_size = kernel_size();
   launch.levels = choice.levels;
-  launch.tiles_y = (input.height + kPatchTile - 1) / kPatchTile;
-  launch.tiles_x = (input.width + kPatchTile - 1) / kPatchTile;
+  launch.tiles_y = tiles_across(input.height);
+  launch.tiles_x = tiles_across(input.width);
   launch.cells = choice.cells;
   launch.group = choice.group;
   launch.tiles = patch_tiles(problem(input, first_level, adjoint), choice);
@@ -228,14 +237,7 @@ PatchLaunch Call::describe_patches(const Plane& input, const Plane& output, int 
 void Call::run_patches(const Plane& input, const Plane& output, int first_level,
                        const PatchChoice& choice, bool adjoint) const {
   PatchLaunch launch = describe_patches(input, output, first_level, choice, adjoint);
-  const int levels = choice.levels;
-  std::pair<Tensor, Plane> coarse;
-  if (first_level + levels < this->levels()) {
-    coarse = coarse_levels(input, first_level, levels, adjoint);
-    launch.coarse = coarse.first.const_data_ptr();
-    launch.coarse_rows = coarse.second.height;
-    launch.coarse_cols = coarse.second.width;
-  }
+  const Tensor coarse = add_coarse_levels(launch, input, first_level, choice.levels, adjoint);
   const int multiprocessors = device_properties(device).multiprocessors;
   check_launch(choice.group > 0 ? launch_group_forward(launch, input.dtype, multiprocessors, stream)
                : choice.cells > 0
@@ -255,14 +257,7 @@ void Call::run_operator(const Plane& input, const Plane& output, int first_level
   check_shared_memory(shape.shared_bytes, properties, shape.kernel_size);
   TileLaunch launch = describe(input, first_level, shape, adjoint);
   launch.output = output.view;
-  if (adjoint) launch.params.bias = nullptr;
-  std::pair<Tensor, Plane> coarse;
-  if (first_level + shape.levels < levels()) {
-    coarse = coarse_levels(input, first_level, shape.levels, adjoint);
-    launch.coarse = coarse.first.const_data_ptr();
-    launch.coarse_rows = coarse.second.height;
-    launch.coarse_cols = coarse.second.width;
-  }
+  const Tensor coarse = add_coarse_levels(launch, input, first_level, shape.levels, adjoint);
   // Blocks that keep the weights of small planes over several batch items read them once.
   if (shape.plane) launch.batch_per_block = share_of_batch(launch, properties.multiprocessors);
   check_launch(launch_forward(launch, input.dtype, stream));

@@ -1,4 +1,14 @@
-// What the CUDA host functions share: device, stream, device properties, parameters.
+// What the CUDA host functions share: device, stream, device properties, parameters; and Call, the
+// recursion over low-pass bands.
+//
+//   fused_forward.cpp, fused_backward.cpp, staged.cpp   the ops
+//   patch/, tile/                                       kernels of the fused ops, and their choice
+//   lowpass.cu, finish.cu                               what both need between launches, and after
+//   staged.cu                                           kernels of the staged ops
+//   launch.h, launch.cuh, launch_kernel.cuh             all launchers, and how they launch
+//   element.cuh, intrinsics.cuh                         what all kernels share
+//
+// Below host.h no file includes a Torch header.
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>
@@ -68,24 +78,31 @@ struct Call {
 
   Call(const Parameters& params, const Tensor& input);
   int levels() const { return int(params.weights.size()); }
+  int kernel_size() const { return int(params.base_weight.size(2)); }
 
   // output = F(input), with every kernel rotated and the padding mirrored for the adjoint.
   void run_operator(const Plane& input, const Plane& output, int first_level, bool adjoint) const;
-  // Parameters of the `levels` levels after the first `first_level`.
+  // Parameters of the `levels` levels after the first `first_level`; the adjoint has no bias.
   RawParameters parameters(int first_level, int levels, bool adjoint) const;
   // The launch of levels first_level .. of `input`, without its shape.
   TileLaunch describe(const Plane& input, int first_level, const TileShape& shape,
                       bool adjoint) const;
-  // Room for the low-pass band `levels` levels down, of a dtype or of the accumulator type; and the
-  // band.
-  std::pair<Tensor, Plane> lowpass(const Plane& input, int levels, DType dtype,
-                                   bool channels_last = false) const;
-  std::pair<Tensor, Plane> lowpass(const Plane& input, int levels) const;
+  // Room for the low-pass band `levels` levels down, of a dtype or of the accumulator type.
+  std::pair<Tensor, Plane> allocate_lowpass(const Plane& input, int levels, DType dtype,
+                                            bool channels_last = false) const;
+  std::pair<Tensor, Plane> allocate_lowpass(const Plane& input, int levels) const;
+  // The low-pass band `levels` levels down, of the accumulator type.
   std::pair<Tensor, Plane> form_lowpass(const Plane& input, int levels) const;
   // The reconstruction of the levels past the first `levels`, at the size of their low-pass band:
   // by one launch that forms that band on chip, or by the operator on a band in memory.
   std::pair<Tensor, Plane> coarse_levels(const Plane& input, int first_level, int levels,
                                          bool adjoint) const;
+  // Runs the levels past the first `levels`, where there are any, and gives `launch` what they add.
+  // The launch reads the tensor returned.
+  template <class Launch>
+  Tensor add_coarse_levels(Launch& launch, const Plane& input, int first_level, int levels,
+                           bool adjoint) const;
+  // run_operator() by a patch kernel.
   void run_patches(const Plane& input, const Plane& output, int first_level,
                    const PatchChoice& choice, bool adjoint) const;
   // The launch of a patch kernel, without the levels past its own.

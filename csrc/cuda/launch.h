@@ -9,7 +9,6 @@
 namespace wtconv::cuda {
 
 using LowpassLevels = Constants<1, 2, 3>;
-constexpr int kMostLowpassLevels = 3;
 
 // input [B, C, height, width] -> output [B, C, rows, cols], dense, accumulator type.
 struct LowpassLaunch {
@@ -30,7 +29,7 @@ struct GradLaunch {
   bool bias_wanted;
   int threads, shared_bytes;
   int64_t num_partials;
-  void* partials;  // [C][num_partials][(1 + 4 levels) * taps + 1], accumulator type
+  void* partials;  // [C][num_partials][sum_count], accumulator type
 };
 
 // Partial sums of a level: its taps are those from `first` on of `sums`, divided by `scale`.

@@ -9,8 +9,11 @@
 namespace wtconv::cuda {
 namespace {
 
+constexpr int kThreads = 256, kMostBlocks = 1 << 20;
+
 template <class T, class A, int kLevels>
-__global__ void __launch_bounds__(256) lowpass_kernel(const __grid_constant__ LowpassLaunch p) {
+__global__ void __launch_bounds__(kThreads)
+    lowpass_kernel(const __grid_constant__ LowpassLaunch p) {
   const int64_t total = p.batch * p.channels * p.rows * p.cols;
   for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < total;
        i += int64_t(gridDim.x) * blockDim.x) {
@@ -30,7 +33,7 @@ __global__ void __launch_bounds__(256) lowpass_kernel(const __grid_constant__ Lo
 
 // Rows in pieces of 16 bytes: a thread sums a piece over its 2^level rows.
 template <class T, int kLevels>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kThreads)
     wide_lowpass_kernel(const __grid_constant__ LowpassLaunch p) {
   constexpr int kUnit = 16 / int(sizeof(T)), kSize = 1 << kLevels, kOut = kUnit / kSize;
   const int pieces = p.width / kUnit;
@@ -60,7 +63,6 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-constexpr int kThreads = 256, kMostBlocks = 1 << 20;
 int blocks_for(int64_t threads) {
   return int(std::min<int64_t>(threads / kThreads + 1, kMostBlocks));
 }

@@ -1,8 +1,10 @@
-// What every launch takes: tensors by strides and raw parameters. No Torch and no CUDA header.
+// What every launch takes: tensors by strides, raw parameters and their order. No Torch and no CUDA
+// header.
 #pragma once
 
 #include <cstdint>
 
+#include "../common/haar.h"
 #include "../common/limits.h"
 
 namespace wtconv::cuda {
@@ -23,5 +25,15 @@ struct RawParameters {
   DType dtype;
   bool rotate;
 };
+
+// The slots of a channel, each k*k taps: 0 is the base path, then come the subbands of each level.
+WTCONV_HOST_DEVICE constexpr int slot_count(int levels) { return 1 + kSubbands * levels; }
+WTCONV_HOST_DEVICE constexpr int slot_of(int level, int band) {  // level >= 1
+  return kSubbands * level - (kSubbands - 1) + band;
+}
+// Partial sums of a launch of weight gradients, [slot][tap] rotated by 180 degrees, then the bias.
+WTCONV_HOST_DEVICE constexpr int sum_count(int kernel_size, int levels) {
+  return slot_count(levels) * kernel_size * kernel_size + 1;
+}
 
 }  // namespace wtconv::cuda

@@ -6,6 +6,9 @@
 // It is stricter than a GPU where it can be: a copy fills its target with NaN until it is waited
 // for, every access of a wrapped instruction must lie in the block's shared memory and be aligned,
 // the lanes of a warp must meet at the same instruction. The launch returns what went wrong.
+//
+// cuda_on_cpu.cpp is the scheduler of the threads, driver.cpp what tests/emulator.py calls, and
+// races.cpp the program that ThreadSanitizer watches.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -27,7 +27,8 @@ PatchChoice choose_group(const Problem& p) {
 // `slots` blocks at once take them all.
 PatchChoice choose_planes(const Problem& p, const Device& device, int slots) {
   int cells = 1;
-  while (cells < 8 && std::max(p.height, p.width) * cells * 2 <= kPatchTile) cells *= 2;
+  while (cells < largest(PlaneCells()) && std::max(p.height, p.width) * cells * 2 <= kPatchTile)
+    cells *= 2;
   const PatchChoice choice{p.levels, cells, 0};
   const int deepest =
       with_constant(PlaneCells(), cells, [](auto g) { return PlanesMemory<4, 3, g()>::kLevels; });
@@ -49,14 +50,14 @@ PatchChoice choose(const Problem& p, const Device& device, int slots, Bytes byte
   }
   const int longest = std::max(p.height, p.width), shortest = std::min(p.height, p.width);
   // Tensor cores take planes of one tile, too: no other plane would share it.
-  const bool tiles = !p.channels_last && shortest > kPatchTile / 2 &&
+  const bool large = !p.channels_last && shortest > kPatchTile / 2 &&
                      (longest > kPatchTile || p.element_bytes == 2);
-  if (!tiles && longest > kPatchTile) return {};
+  if (!large && longest > kPatchTile) return {};
   if (p.channels_last) {
     const PatchChoice choice = choose_group(p);
     if (choice.levels > 0 && bytes_of(choice) <= device.shared_per_block) return choice;
   }
-  if (!tiles) return choose_planes(p, device, slots);
+  if (!large) return choose_planes(p, device, slots);
   // Three levels on chip where they are all: the halo of the third costs less than a pass over x
   // for it alone, but that pass serves all levels past two (8x64x256x256 on an H100, float32: L=3
   // 0.183 ms; L=5 in two levels and the pass 0.216, in three 0.314 ms). On tensor cores the third
@@ -64,7 +65,7 @@ PatchChoice choose(const Problem& p, const Device& device, int slots, Bytes byte
   // 0.46 ms).
   const bool large_band = p.element_bytes == 2 && p.levels > 3 && longest > kPatchTile << 2;
   const bool three = (p.levels == 3 || large_band) && p.kernel_size <= kMostForThreeLevels;
-  for (int levels = three ? 3 : std::min(p.levels, 2); levels > 0; --levels) {
+  for (int levels = three ? largest(TileLevels()) : std::min(p.levels, 2); levels > 0; --levels) {
     const PatchChoice choice{levels, 0, 0};
     if (patch_bytes(p, choice) <= device.shared_per_block) return choice;
   }
@@ -75,8 +76,8 @@ PatchChoice choose(const Problem& p, const Device& device, int slots, Bytes byte
 
 int patch_bytes(const Problem& p, const PatchChoice& choice) {
   if (choice.group > 0) {
-    return GroupForward(p.height, p.width, p.kernel_size, choice.levels, p.element_bytes,
-                        choice.group)
+    return GroupForwardMemory(p.height, p.width, p.kernel_size, choice.levels, p.element_bytes,
+                              choice.group)
         .bytes;
   }
   return with_element(p.element_bytes, [&](auto element) {
@@ -84,7 +85,7 @@ int patch_bytes(const Problem& p, const PatchChoice& choice) {
       return with_constant(PatchKernelSizes(), p.kernel_size, [&](auto k) {
         return with_constant(TileLevels(), choice.levels, [&](auto l) {
           if constexpr (element() == 2) {
-            return MmaShared<k(), l()>::kTotal;
+            return MmaMemory<k(), l()>::kBytes;
           } else {
             return ForwardMemory<k(), l()>::kBytes;
           }
@@ -100,13 +101,13 @@ int patch_bytes(const Problem& p, const PatchChoice& choice) {
 
 int patch_grad_bytes(const Problem& p, const PatchChoice& choice) {
   if (choice.group > 0)
-    return GroupGrad(p.height, p.width, p.kernel_size, p.element_bytes, choice.group).bytes;
+    return GroupGradMemory(p.height, p.width, p.kernel_size, p.element_bytes, choice.group).bytes;
   return with_element(p.element_bytes, [&](auto element) {
     return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
       return with_constant(GradCells(), choice.cells, [&](auto g) {
         if constexpr (element() == 2 && g() == 0) {
           return with_constant(MmaGradLevels(), choice.levels,
-                               [&](auto l) { return MmaGradShared<k(), l()>::kTotal; });
+                               [&](auto l) { return MmaGradMemory<k(), l()>::kBytes; });
         } else {
           return GradMemory<element(), k(), g()>::kBytes;
         }
@@ -117,13 +118,12 @@ int patch_grad_bytes(const Problem& p, const PatchChoice& choice) {
 
 int patch_grad_blocks(const Problem& p, const PatchChoice& choice) {
   if (choice.group == 0) return 3;
-  return GroupGrad(p.height, p.width, p.kernel_size, p.element_bytes, choice.group).blocks();
+  return GroupGradMemory(p.height, p.width, p.kernel_size, p.element_bytes, choice.group).blocks();
 }
 
 int patch_tiles(const Problem& p, const PatchChoice& choice) {
   if (choice.cells > 0) return int((p.batch - 1) / (choice.cells * choice.cells) + 1);
-  const auto count = [](int pixels) { return (pixels + kPatchTile - 1) / kPatchTile; };
-  return int(p.batch) * count(p.height) * count(p.width);
+  return int(p.batch) * tiles_across(p.height) * tiles_across(p.width);
 }
 
 PatchChoice choose_patch(const Problem& p, const Device& device) {
@@ -138,7 +138,7 @@ int choose_lowpass_cells(const Problem& band, int down, int input_element_bytes,
   // Blocks read 4^down times their planes: as many as the multiprocessors hold at once, rather than
   // full tiles.
   constexpr int kBlocks = 4;  // of a multiprocessor
-  int cells = std::min(whole.cells, 4);
+  int cells = std::min(whole.cells, largest(LowpassCells()));
   while (cells > 1 && int64_t(band.channels) * patch_tiles(band, {band.levels, cells / 2, 0}) <=
                           kBlocks * device.multiprocessors) {
     cells /= 2;
@@ -155,7 +155,8 @@ PatchChoice choose_patch_grad(const Problem& p, const Device& device) {
   // float32 on an H100, one round of tiles of 8x64x16x16 needs 0.006 ms.
   PatchChoice choice = choose(one_level, device, device.multiprocessors, bytes_of);
   if (choice.levels == 0) return choice;
-  if (choice.cells == 0 && p.element_bytes == 2) choice.levels = std::min(p.levels, 2);
+  if (choice.cells == 0 && p.element_bytes == 2)
+    choice.levels = std::min(p.levels, largest(MmaGradLevels()));
   while (choice.levels > 0 && bytes_of(choice) > device.shared_per_block) --choice.levels;
   return choice;
 }
@@ -166,7 +167,7 @@ int split_tiles(int channels, int tiles, int slots) {
   constexpr int kMostRounds = 8;
   const auto cost = [&](int splits) {
     const int64_t rounds = (int64_t(channels) * splits + slots - 1) / slots;
-    return rounds * ((tiles + splits - 1) / splits + 1);
+    return rounds * (ceil_div(tiles, splits) + 1);
   };
   int best = 1;
   for (int rounds = 1; rounds <= kMostRounds; ++rounds) {
@@ -180,8 +181,7 @@ int split_tiles(int channels, int tiles, int slots) {
 // float32 sums below 1e-6.
 int grad_parts(int tiles, int splits) {
   constexpr int kMostTiles = 16;
-  const int of_block = (tiles + splits - 1) / splits;
-  return (of_block + kMostTiles - 1) / kMostTiles;
+  return ceil_div(ceil_div(tiles, splits), kMostTiles);
 }
 
 }  // namespace wtconv::cuda

@@ -26,8 +26,8 @@ __device__ __forceinline__ void for_each_position(F f) {
 
 // Starts to copy the window whose tile begins at (y, x) of a plane, zero outside the plane.
 template <class W, class T>
-__device__ __forceinline__ void fill(const T* plane, const View& view, int height, int width, int y,
-                                     int x, bool wide, T* pixels) {
+__device__ __forceinline__ void fill_window(const T* plane, const View& view, int height, int width,
+                                            int y, int x, bool wide, T* pixels) {
   const int y0 = y - W::halo(0), x0 = x - W::lead(0);
   if (wide) {
     const T* origin = plane + y0 * view.stride_y + x0;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void load_pixels(const T* row, int stored_col, float 
 template <int K, int kRows, int kCols, class LoadRow>
 __device__ __forceinline__ void convolve(const float* weights, LoadRow load,
                                          float (&sum)[kRows][kCols]) {
-  float taps[round_up(K * K, 4)];
+  float taps[tap_floats(K)];
 #pragma unroll
   for (int t = 0; t < K * K; t += 4) {
     const auto q = *reinterpret_cast<const Vector<float, 4>*>(weights + t);

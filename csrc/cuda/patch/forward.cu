@@ -19,7 +19,7 @@ namespace {
 // warp filters a band of level 2, and one warp all of level 3.
 template <class W, int K, int L>
 __device__ __forceinline__ void filter_deep_levels(float* bands, const float* weights) {
-  constexpr int kStride = round_up(K * K, 4), kSide = W::own(2);
+  constexpr int kStride = tap_floats(K), kSide = W::own(2);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   analyse_level<W, 2>(bands);
   __syncthreads();
@@ -29,10 +29,10 @@ __device__ __forceinline__ void filter_deep_levels(float* bands, const float* we
   }
   const int row = lane / 4 * 2, col = lane % 4 * 4;
   float level2[2][4] = {}, level3[2][4] = {};
-  filter<W, K, 2>(bands, warp, weights + (5 + warp) * kStride, row, col, level2);
+  filter<W, K, 2>(bands, warp, weights + slot_of(2, warp) * kStride, row, col, level2);
   const int band3 = lane / 8, row3 = lane % 8 / 2 * 2, col3 = lane % 2 * 4;
   if (L > 2 && warp == kSubbands - 1)
-    filter<W, K, (L > 2 ? 3 : 2)>(bands, band3, weights + (9 + band3) * kStride, row3, col3,
+    filter<W, K, (L > 2 ? 3 : 2)>(bands, band3, weights + slot_of(3, band3) * kStride, row3, col3,
                                   level3);
   __syncthreads();
   float* filtered = bands + W::offset(2);
@@ -104,8 +104,8 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
   const TileIndex step(p, tiles.channel, tiles.step);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
   const auto start = [&] {
-    fill<W>(input + next.item * p.input.stride_b, p.input, p.height, p.width, next.y, next.x,
-            p.input_bytes == 16, pixels);
+    fill_window<W>(input + next.item * p.input.stride_b, p.input, p.height, p.width, next.y, next.x,
+                   p.input_bytes == 16, pixels);
   };
 
   start();
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
     wait_for_copies();
     __syncthreads();
     float sum[kPatchRows][kPatchCols];
-    const float bias = weights[(1 + kSubbands * L) * round_up(K * K, 4)];
+    const float bias = weights[slot_count(L) * tap_floats(K)];
 #pragma unroll
     for (int r = 0; r < kPatchRows; ++r) {
 #pragma unroll

@@ -36,6 +36,7 @@ using Pixels = Rows<T, kGroup, true>;
 template <int kGroup>
 using Band = Rows<float, kGroup, false>;
 
+// Zeros around the bands, and in rows past their ends, stay: only the bands are written afterwards.
 __device__ __forceinline__ void clear_group(unsigned char* shared, int bytes) {
   for (int i = threadIdx.x; i < bytes / 16; i += blockDim.x)
     reinterpret_cast<Vector<float, 4>*>(shared)[i] = {};
@@ -67,6 +68,7 @@ __device__ __forceinline__ void fill_pieces(const T* plane, const View& view, in
   }
 }
 
+// The same in pieces of `bytes`.
 template <int kGroup, class T>
 __device__ __forceinline__ void fill_group(const T* plane, const View& view, int bytes,
                                            int channels, const GroupBands& to, T* pixels) {
@@ -79,7 +81,7 @@ __device__ __forceinline__ void fill_group(const T* plane, const View& view, int
   if constexpr (kElement == 2) fill_pieces<kGroup, 2>(plane, view, channels, to, pixels);
 }
 
-// N values of a row, and the K taps of a row of the kernel, each kTapPitch apart.
+// N values, kStep elements apart: of a row, or the taps of a row of the kernel.
 template <int kStep, class T, int N>
 __device__ __forceinline__ void load_values(const T* row, float (&value)[N]) {
 #pragma unroll

@@ -20,32 +20,17 @@ namespace {
 
 struct GroupLaunch {
   PatchLaunch patch;
-  GroupForward memory;
+  GroupForwardMemory memory;
 };
-
-// f(T()) for the type of a parameter.
-template <class F>
-__device__ __forceinline__ void with_parameter_type(DType dtype, F f) {
-  switch (dtype) {
-    case DType::kFloat64:
-      return f(double());
-    case DType::kFloat16:
-      return f(__half());
-    case DType::kBFloat16:
-      return f(__nv_bfloat16());
-    default:
-      return f(float());
-  }
-}
 
 // Scaled taps of the group, [slot][tap][tap_pitch], then the biases. The loads of a batch are under
 // way together.
 template <class S, int K, int kGroup>
 __device__ __forceinline__ void load_group_taps(const RawParameters& p, int first, int channels,
                                                 int levels, float* taps) {
-  constexpr int kTaps = K * K, kPitch = GroupForward::tap_pitch(kGroup),
+  constexpr int kTaps = K * K, kPitch = GroupForwardMemory::tap_pitch(kGroup),
                 kBatch = kGroup < 13 ? kGroup : 13;
-  const int slots = 1 + kSubbands * levels;
+  const int slots = slot_count(levels);
 #pragma unroll 1
   for (int level = 0; level <= levels; ++level) {
     const int band_bits = level ? 2 : 0,
@@ -65,7 +50,7 @@ __device__ __forceinline__ void load_group_taps(const RawParameters& p, int firs
       for (int i = 0; i < kBatch; ++i) {
         const int at = n + i * int(blockDim.x), tap = at % kTaps, group = at / kTaps;
         if (at >= count) break;
-        const int slot = level ? 4 * level - 3 + group % kSubbands : 0;
+        const int slot = level ? slot_of(level, group % kSubbands) : 0;
         taps[(slot * kTaps + (p.rotate ? kTaps - 1 - tap : tap)) * kPitch + (group >> band_bits)] =
             widen<float>(scale[i]) * widen<float>(weight[i]) * factor;
       }
@@ -81,7 +66,7 @@ __device__ __forceinline__ void load_group_taps(const RawParameters& p, int firs
 
 // A level from the low-pass band of the finer one.
 template <int kGroup>
-__device__ __forceinline__ void analyse_coarse(const GroupForward& memory, int level,
+__device__ __forceinline__ void analyse_coarse(const GroupForwardMemory& memory, int level,
                                                unsigned char* shared, int channel) {
   const Band<kGroup> finer(memory.level[level - 1], 0, shared, memory.zeros, channel);
   const GroupBands& to = memory.level[level];
@@ -95,17 +80,17 @@ __device__ __forceinline__ void analyse_coarse(const GroupForward& memory, int l
 
 // Levels from 2 on: a quarter of the threads takes a band, a strip at a time, in one list.
 template <int K, int kGroup>
-__device__ __forceinline__ void filter_coarse(const GroupForward& memory, int levels,
+__device__ __forceinline__ void filter_coarse(const GroupForwardMemory& memory, int levels,
                                               unsigned char* shared, int channel,
                                               const float* taps) {
-  constexpr int kCols = coarse_strip_of(kGroup), kPitch = GroupForward::tap_pitch(kGroup);
+  constexpr int kCols = coarse_strip_of(kGroup), kPitch = GroupForwardMemory::tap_pitch(kGroup);
   const int slot = threadIdx.x / kGroup, slots = blockDim.x / kGroup, band = slot % kSubbands;
   int n = slot / kSubbands;
 #pragma unroll 1
   for (int level = 2; level <= levels; ++level) {
     const GroupBands &raw = memory.level[level], &to = memory.filtered[level];
     const Band<kGroup> in(raw, band, shared, memory.zeros, channel);
-    const float* band_taps = taps + (4 * level - 3 + band) * K * K * kPitch;
+    const float* band_taps = taps + slot_of(level, band) * K * K * kPitch;
     float* out = reinterpret_cast<float*>(shared + to.offset) + band * to.band + channel;
     // A column of strips after the other.
     int y = n, x = 0;
@@ -150,7 +135,7 @@ __device__ __forceinline__ void add_coarse(const GroupBands& from, const GroupBa
 // after level from fine to coarse, all filters, level after level from coarse to fine.
 constexpr int coarse_steps(int levels) { return 2 * levels - 2; }
 template <int K, int kGroup>
-__device__ __forceinline__ void coarse_step(const GroupForward& memory, int levels, int step,
+__device__ __forceinline__ void coarse_step(const GroupForwardMemory& memory, int levels, int step,
                                             unsigned char* shared, int channel, const float* taps) {
   if (step < levels - 1) {
     analyse_coarse<kGroup>(memory, 2 + step, shared, channel);
@@ -164,13 +149,13 @@ __device__ __forceinline__ void coarse_step(const GroupForward& memory, int leve
 
 // sum += the synthesis of a band of level 1, to which `more` belongs.
 template <int K, int kGroup, int kCols>
-__device__ __forceinline__ void add_band(const GroupForward& memory, int band,
+__device__ __forceinline__ void add_band(const GroupForwardMemory& memory, int band,
                                          const unsigned char* shared, int channel, int y, int x,
                                          const float* taps, float (&more)[1][kCols],
                                          float (&sum)[2][2 * kCols]) {
-  constexpr int kPitch = GroupForward::tap_pitch(kGroup);
+  constexpr int kPitch = GroupForwardMemory::tap_pitch(kGroup);
   convolve_strip<K, kPitch>(Band<kGroup>(memory.level[1], band, shared, memory.zeros, channel), y,
-                            x, taps + (1 + band) * K * K * kPitch, more);
+                            x, taps + slot_of(1, band) * K * K * kPitch, more);
   const float row_sign = band & 1 ? -1.0f : 1.0f, col_sign = band & 2 ? -1.0f : 1.0f;
 #pragma unroll
   for (int u = 0; u < kCols; ++u) {
@@ -200,15 +185,15 @@ __device__ __forceinline__ void store_strip(const PatchLaunch& p, T* out, int ro
 template <class T, int K, int kGroup>
 __global__ void __launch_bounds__(kGroupThreads)
     group_forward_kernel(const __grid_constant__ GroupLaunch launch) {
-  constexpr int kCols = strip_of(kGroup), kPitch = GroupForward::tap_pitch(kGroup);
+  constexpr int kCols = strip_of(kGroup), kPitch = GroupForwardMemory::tap_pitch(kGroup);
   const PatchLaunch& p = launch.patch;
-  const GroupForward& memory = launch.memory;
+  const GroupForwardMemory& memory = launch.memory;
   extern __shared__ __align__(16) unsigned char shared[];
   T* pixels = reinterpret_cast<T*>(shared + memory.pixels.offset);
   float* taps = reinterpret_cast<float*>(shared + memory.taps);
 
   // Blocks that run at the same time are neighbours in memory.
-  const int groups = (p.channels + kGroup - 1) / kGroup, split = blockIdx.x / groups;
+  const int groups = ceil_div(p.channels, kGroup), split = blockIdx.x / groups;
   const int first = blockIdx.x % groups * kGroup, channels = min(kGroup, p.channels - first);
   const T* input = static_cast<const T*>(p.input.data) + first * p.input.stride_c;
   const auto start = [&](int item) {
@@ -218,7 +203,7 @@ __global__ void __launch_bounds__(kGroupThreads)
   };
   clear_group(shared, memory.bytes);
   start(split);
-  with_parameter_type(p.params.dtype, [&](auto s) {
+  with_type(p.params.dtype, [&](auto s) {
     load_group_taps<decltype(s), K, kGroup>(p.params, first, channels, p.levels, taps);
   });
 
@@ -235,7 +220,7 @@ __global__ void __launch_bounds__(kGroupThreads)
     float sum[2][2 * kCols];
     if (mine) {
       const Pixels<T, kGroup> window(memory.pixels, 0, shared, memory.zeros, channel);
-      const float bias = taps[(1 + kSubbands * p.levels) * K * K * kPitch];
+      const float bias = taps[slot_count(p.levels) * K * K * kPitch];
 #pragma unroll
       for (int u = 0; u < 2 * kCols; ++u) sum[0][u] = sum[1][u] = bias;
       convolve_strip<K, kPitch>(window, 2 * y, 2 * x, taps, sum);
@@ -280,7 +265,7 @@ const char* launch_group_forward(const PatchLaunch& p, DType activations, int mu
     return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
       return with_constant(Groups(), p.group, [&](auto group) {
         GroupLaunch launch{p, {p.height, p.width, p.kernel_size, p.levels, sizeof(t), p.group}};
-        const int groups = (p.channels + p.group - 1) / p.group;
+        const int groups = ceil_div(p.channels, p.group);
         launch.patch.splits =
             split_tiles(groups, p.batch, launch.memory.blocks() * multiprocessors);
         return launch_kernel(&group_forward_kernel<decltype(t), k(), group()>, launch,

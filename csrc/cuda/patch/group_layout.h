@@ -37,12 +37,11 @@ struct GroupBands {
   // n / cols; exact up to 65536 / cols, which is past every plane of level 2 and every block.
   WTCONV_HOST_DEVICE constexpr int row_of(int n) const { return n * inverse >> 16; }
 
-  constexpr int strips(int cols_of_strip) const {
-    return rows * ((cols + cols_of_strip - 1) / cols_of_strip);
-  }
+  constexpr int strips(int cols_of_strip) const { return rows * ceil_div(cols, cols_of_strip); }
 };
 
-struct GroupMemory {
+// Lays the shared memory of a block out, one part after the other.
+struct GroupAllocator {
   int group, bytes;
 
   // The smallest sum of `least` positions and more that lies `bank` from a multiple of all banks.
@@ -92,19 +91,16 @@ struct GroupMemory {
 };
 
 // The forward kernel. Levels from 2 on keep what they filtered; level 1 goes from registers to y.
-struct GroupForward {
+struct GroupForwardMemory {
   GroupBands pixels, level[kMaxLaunchLevels + 1], filtered[kMaxLaunchLevels + 1];
   int zeros, taps, bytes, threads;
 
   // Taps of a channel lie group + 1 apart, so that neighbouring taps may be written at once.
   static constexpr int tap_pitch(int group) { return group + 1; }
-  static constexpr int tap_count(int kernel_size, int levels) {
-    return (1 + kSubbands * levels) * kernel_size * kernel_size;
-  }
 
-  GroupForward(int height, int width, int kernel_size, int levels, int element, int group) {
+  GroupForwardMemory(int height, int width, int kernel_size, int levels, int element, int group) {
     const int radius = kernel_size / 2, strip = strip_of(group);
-    GroupMemory memory{group, 0};
+    GroupAllocator memory{group, 0};
     pixels = memory.pixels(height, width, radius, element, 2 * strip);
     for (int l = 1; l <= levels; ++l) {
       const int rows = (height + (1 << l) - 1) >> l, cols = (width + (1 << l) - 1) >> l;
@@ -112,7 +108,8 @@ struct GroupForward {
       if (l > 1) filtered[l] = memory.filtered(rows, cols);
     }
     zeros = memory.zeros(kernel_size, element, strip);
-    taps = memory.take((tap_count(kernel_size, levels) + 1) * tap_pitch(group) * 4);
+    const int taps_and_bias = slot_count(levels) * kernel_size * kernel_size + 1;
+    taps = memory.take(taps_and_bias * tap_pitch(group) * 4);
     bytes = memory.bytes;
     // Whole warps, and as many slots for each of four bands.
     threads = round_up(level[1].strips(strip) * group, std::max(32, kSubbands * group));
@@ -123,15 +120,15 @@ struct GroupForward {
 };
 
 // The weight-gradient kernel: level 1 of both operands, grad_output with the halo.
-struct GroupGrad {
+struct GroupGradMemory {
   struct Operand {
     GroupBands pixels, level1;
   } grad, input;
   int zeros, sums, bytes, most_blocks;
 
-  GroupGrad(int height, int width, int kernel_size, int element, int group) {
+  GroupGradMemory(int height, int width, int kernel_size, int element, int group) {
     const int radius = kernel_size / 2, strip = strip_of(group);
-    GroupMemory memory{group, 0};
+    GroupAllocator memory{group, 0};
     const int rows = (height + 1) / 2, cols = (width + 1) / 2;
     grad = {memory.pixels(height, width, radius, element, 2 * strip),
             memory.bands(rows, cols, radius, strip, false)};
@@ -139,7 +136,7 @@ struct GroupGrad {
     input = {memory.pixels(height, width, 1, element, 2 * strip),
              memory.bands(rows, cols, 0, strip, false)};
     zeros = memory.zeros(kernel_size, element, strip);
-    sums = memory.take(((1 + kSubbands) * kernel_size * kernel_size + 1) * group * 4);
+    sums = memory.take(sum_count(kernel_size, 1) * group * 4);
     bytes = memory.bytes;
     most_blocks = grad_blocks(kernel_size, group);
   }

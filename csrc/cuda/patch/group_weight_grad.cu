@@ -15,7 +15,7 @@ namespace {
 
 struct GroupGradLaunch {
   PatchGradLaunch patch;
-  GroupGrad memory;
+  GroupGradMemory memory;
 };
 
 // sum[i * K + j] += in(y + r, x + u) * grad(y + r + i - R, x + u + j - R) over kRows x kCols.
@@ -59,9 +59,9 @@ __device__ __forceinline__ float lanes_sum(float value) {
 // after the other; the threads' sums start again from zero.
 template <int K, int kGroup>
 __device__ void add_up(float (&base)[K * K], float (&band)[K * K], float& bias, float* sums) {
-  constexpr int kTaps = K * K, kSums = (1 + kSubbands) * kTaps + 1;
+  constexpr int kTaps = K * K, kSums = sum_count(K, 1);
   const int lane = threadIdx.x % 32, channel = threadIdx.x % kGroup;
-  const int slot = 1 + threadIdx.x / kGroup % kSubbands;
+  const int slot = slot_of(1, threadIdx.x / kGroup % kSubbands);
   for (int i = threadIdx.x; i < kSums * kGroup; i += blockDim.x) sums[i] = 0;
 #pragma unroll
   for (int t = 0; t < kTaps; ++t) {
@@ -93,13 +93,13 @@ __device__ void add_up(float (&base)[K * K], float (&band)[K * K], float& bias, 
 template <class T, int K, int kGroup>
 __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
     group_weight_grad_kernel(const __grid_constant__ GroupGradLaunch launch) {
-  constexpr int kCols = strip_of(kGroup), kSums = (1 + kSubbands) * K * K + 1;
+  constexpr int kCols = strip_of(kGroup), kSums = sum_count(K, 1);
   const PatchGradLaunch& p = launch.patch;
-  const GroupGrad& memory = launch.memory;
+  const GroupGradMemory& memory = launch.memory;
   extern __shared__ __align__(16) unsigned char shared[];
   float* sums = reinterpret_cast<float*>(shared + memory.sums);
 
-  const int groups = (p.channels + kGroup - 1) / kGroup, split = blockIdx.x / groups;
+  const int groups = ceil_div(p.channels, kGroup), split = blockIdx.x / groups;
   const int first = blockIdx.x % groups * kGroup, channels = min(kGroup, p.channels - first);
   const int channel = threadIdx.x % kGroup, slot = threadIdx.x / kGroup;
   const int slots = blockDim.x / kGroup;
@@ -116,15 +116,15 @@ __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
     copy(p.grad_output, p.grad_bytes, memory.grad.pixels);
     copy(p.input, p.input_bytes, memory.input.pixels);
   };
-  const auto pixels = [&](const GroupGrad::Operand& operand) {
+  const auto pixels = [&](const GroupGradMemory::Operand& operand) {
     return Pixels<T, kGroup>(operand.pixels, 0, shared, memory.zeros, channel);
   };
-  const auto level = [&](const GroupGrad::Operand& operand, int band) {
+  const auto level = [&](const GroupGradMemory::Operand& operand, int band) {
     return Band<kGroup>(operand.level1, band, shared, memory.zeros, channel);
   };
   float base[K * K] = {}, band[K * K] = {}, bias = 0;
   // Level 1 of a strip; its low-pass band to memory.
-  const auto analyse = [&](const GroupGrad::Operand& operand, void* lowpass, int item, int y,
+  const auto analyse = [&](const GroupGradMemory::Operand& operand, void* lowpass, int item, int y,
                            int x) {
     float* low = static_cast<float*>(lowpass);
     if (low) low += ((int64_t(item) * rows + y) * level1.cols + x) * p.channels + first + channel;
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
 
   clear_group(shared, memory.bytes);
   start(0);
-  const int count = (p.batch - split + p.splits - 1) / p.splits;
+  const int count = ceil_div(p.batch - split, p.splits);
 #pragma unroll 1
   for (int part = 0; part < p.parts; ++part) {
 #pragma unroll 1
@@ -186,7 +186,7 @@ const char* launch_group_weight_grad(const PatchGradLaunch& p, DType activations
     return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
       return with_constant(Groups(), p.group, [&](auto group) {
         const GroupGradLaunch launch{p, {p.height, p.width, p.kernel_size, sizeof(t), p.group}};
-        const int groups = (p.channels + p.group - 1) / p.group;
+        const int groups = ceil_div(p.channels, p.group);
         return launch_kernel(&group_weight_grad_kernel<decltype(t), k(), group()>, launch,
                              int64_t(groups) * p.splits, grad_threads(p.group), launch.memory.bytes,
                              stream);

@@ -2,12 +2,10 @@
 // share. No CUDA header.
 #pragma once
 
-#include "../../common/haar.h"
+#include "../rounding.h"
 #include "patch.h"
 
 namespace wtconv::cuda {
-
-constexpr int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 
 // Where a tile lies in shared memory. Level 0 is the window of x as stored in memory, in elements
 // of kElement bytes; levels 1..L are four bands each, in float32. Band 0 is the low-pass band.
@@ -108,21 +106,27 @@ struct Window {
   }
 };
 
-// Blocks that share the 228 KB of an sm_90 multiprocessor, of which each takes 1 KB more than it
-// asks for; at most as many as the registers of a kernel leave room for.
+// Shared memory that blocks take of an sm_90 multiprocessor, each 1 KB more than it asks for; how
+// many share it, at most as many as the registers of a kernel leave room for.
+constexpr int shared_of_blocks(int blocks, int bytes) { return blocks * (bytes + 1024); }
 constexpr int blocks_of(int bytes, int most) {
-  const int blocks = 228 * 1024 / (bytes + 1024);
+  const int blocks = 228 * 1024 / shared_of_blocks(1, bytes);
   return blocks < most ? blocks : most;
 }
-constexpr int tap_floats(int kernel_size) { return round_up(kernel_size * kernel_size, 4); }
 
-// Offsets in bytes. Each kernel: window, bands, ..., folded taps and bias.
+// Taps of a slot in shared memory, in accesses of four; those of all slots, and the bias.
+constexpr int tap_floats(int kernel_size) { return round_up(kernel_size * kernel_size, 4); }
+constexpr int weight_floats(int kernel_size, int levels) {
+  return slot_count(levels) * tap_floats(kernel_size) + 4;
+}
+
+// Offsets in bytes. Each kernel: window, bands, ..., scaled taps and bias.
 template <int K, int L>
 struct ForwardMemory {
   using W = Window<4, K / 2, L>;
   static constexpr int kBands = W::kPixelBytes;
   static constexpr int kWeights = kBands + W::kFloats * 4;
-  static constexpr int kBytes = kWeights + ((1 + kSubbands * L) * tap_floats(K) + 4) * 4;
+  static constexpr int kBytes = kWeights + weight_floats(K, L) * 4;
   static constexpr int kBlocks = blocks_of(kBytes, 5);
 };
 
@@ -143,11 +147,10 @@ struct PlanesMemory {
   static constexpr int kSmallFloats = small_floats(kLevels + 1);
   static constexpr int kDenseFloats =
       2 * kSmallFloats + (kSmall > 2 ? kSubbands * side(2) * side(2) : 0);
-  static constexpr int kWeightFloats = (1 + kSubbands * kLevels) * tap_floats(K) + 4;
   static constexpr int kBands = W::kPixelBytes;
   static constexpr int kDense = kBands + W::kFloats * 4;
   static constexpr int kWeights = kDense + kDenseFloats * 4;
-  static constexpr int kBytes = kWeights + kWeightFloats * 4;
+  static constexpr int kBytes = kWeights + weight_floats(K, kLevels) * 4;
   static constexpr int kBlocks = blocks_of(kBytes, 4);
 };
 
@@ -159,7 +162,7 @@ struct LowpassPlanesMemory {
   static constexpr int kBands = kPatchTile * kPatchTile * 4;
   static_assert(P::kDenseFloats * 4 <= kBands);
   static constexpr int kWeights = kBands + P::W::kFloats * 4;
-  static constexpr int kBytes = kWeights + P::kWeightFloats * 4;
+  static constexpr int kBytes = kWeights + weight_floats(K, P::kLevels) * 4;
   static_assert(kBytes <= 99 * 1024);  // of an sm_86 block
   static constexpr int kBlocks = blocks_of(kBytes, 4);
 };

@@ -48,8 +48,8 @@ __device__ __forceinline__ void fill_pieces(const T* corner, const View& view, c
 // Starts to copy the window of a tile, zero outside the plane, in pieces of kBytes where the tensor
 // is aligned to them.
 template <class W, int kBytes, bool kCached, class T, class Launch>
-__device__ __forceinline__ void start_window(const View& view, bool aligned, const Launch& p,
-                                             const TileIndex& at, T* pixels) {
+__device__ __forceinline__ void fill_mma_window(const View& view, bool aligned, const Launch& p,
+                                                const TileIndex& at, T* pixels) {
   const int y = at.y - W::halo(0), x = at.x - W::lead(0);
   const T* corner = static_cast<const T*>(view.data) + at.item * view.stride_b +
                     at.channel * view.stride_c + y * view.stride_y + x * view.stride_x;
@@ -115,17 +115,17 @@ __device__ __forceinline__ void form_lowpass(const T* fine, float factor, T* low
   }
 }
 
-// Raw taps of a channel times their scales, all bands one after the other.
+// Scaled taps of a channel, [slot][tap].
 template <int K, int L, class P>
 __device__ __forceinline__ void read_scaled(const RawParameters& p, int channel, float* taps) {
-  constexpr int kTaps = K * K, kAll = (1 + kSubbands * L) * kTaps;
+  constexpr int kTaps = K * K, kAll = slot_count(L) * kTaps;
 #pragma unroll
   for (int first = 0; first < kAll; first += kPatchThreads) {
-    const int n = first + threadIdx.x, band = n / kTaps, tap = n % kTaps;
+    const int n = first + threadIdx.x, slot = n / kTaps, tap = n % kTaps;
     if (n >= kAll) break;
-    const int level = (band + kSubbands - 1) / kSubbands;
+    const int level = (slot + kSubbands - 1) / kSubbands;
     const int64_t group =
-        level == 0 ? channel : kSubbands * int64_t(channel) + (band - 1) % kSubbands;
+        level == 0 ? channel : kSubbands * int64_t(channel) + (slot - 1) % kSubbands;
     const P *weight = static_cast<const P*>(p.weight[level]),
             *scale = static_cast<const P*>(p.scale[level]);
     taps[n] = weight ? widen<float>(scale[group]) *

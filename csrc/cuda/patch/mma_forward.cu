@@ -190,25 +190,25 @@ __device__ __forceinline__ void store_tile(const PatchLaunch& p, const TileIndex
 }
 
 template <class T, int K, int L>
-__global__ void __launch_bounds__(kPatchThreads, MmaShared<K, L>::kBlocks)
+__global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
     mma_forward_kernel(const __grid_constant__ PatchLaunch p) {
   using W = MmaWindow<K, L>;
-  using S = MmaShared<K, L>;
+  using M = MmaMemory<K, L>;
   extern __shared__ __align__(16) unsigned char shared[];
-  T* outputs = reinterpret_cast<T*>(shared + S::kOutputs);
-  auto& taps = *reinterpret_cast<ChannelTaps<K, L>*>(shared + S::kTaps);
-  const auto band = [&](int level) { return reinterpret_cast<T*>(shared + S::band(level)); };
+  T* outputs = reinterpret_cast<T*>(shared + M::kOutputs);
+  auto& taps = *reinterpret_cast<ChannelTaps<K, L>*>(shared + M::kTaps);
+  const auto band = [&](int level) { return reinterpret_cast<T*>(shared + M::band(level)); };
   const auto fragments = [&](int level) {
-    return reinterpret_cast<uint32_t*>(shared + S::fragments(level));
+    return reinterpret_cast<uint32_t*>(shared + M::fragments(level));
   };
-  const auto window = [&](int n) { return reinterpret_cast<T*>(shared + n % 2 * S::kWindow); };
+  const auto window = [&](int n) { return reinterpret_cast<T*>(shared + n % 2 * M::kWindow); };
 
   // Blocks that run together share the rims of their windows (as in mma_layout.h: L = 1 0.066 ms
   // for 0.070 where each takes neighbours in turn, L = 2 0.084 for 0.087, L = 3 the same).
   const BlockTiles tiles = BlockTiles::strided(p);
   const TileIndex step(p, tiles.channel, tiles.step);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
-  start_window<W, 16, S::kCached>(p.input, p.input_bytes == 16, p, at, window(0));
+  fill_mma_window<W, 16, M::kCached>(p.input, p.input_bytes == 16, p, at, window(0));
   read_taps(p.params, tiles.channel, taps);
   __syncthreads();
   form_fragments<W, T, K, L, 0>(taps, fragments(0));
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaShared<K, L>::kBlocks)
     T* pixels = window(n);
     if (n + 1 < tiles.count) {
       next.advance(p, step);
-      start_window<W, 16, S::kCached>(p.input, p.input_bytes == 16, p, next, window(n + 1));
+      fill_mma_window<W, 16, M::kCached>(p.input, p.input_bytes == 16, p, next, window(n + 1));
     }
     float sum[8][4] = {}, low1[2][4] = {}, low2[2][2] = {}, coarse[8 >> L][2] = {};
     // Averages cannot overflow; sums of gradients, where rotated, shall not underflow.
@@ -260,10 +260,10 @@ __global__ void __launch_bounds__(kPatchThreads, MmaShared<K, L>::kBlocks)
 
 template <class T, int K, int L>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
-  using S = MmaShared<K, L>;
+  using M = MmaMemory<K, L>;
   // No more shared memory than that: what two windows share stays in the L1 cache.
-  constexpr int kOfMultiprocessor = S::kBlocks * (S::kTotal + 1024);
-  return launch_patches(&mma_forward_kernel<T, K, L>, p, S::kBlocks * multiprocessors, S::kTotal,
+  constexpr int kOfMultiprocessor = shared_of_blocks(M::kBlocks, M::kBytes);
+  return launch_patches(&mma_forward_kernel<T, K, L>, p, M::kBlocks * multiprocessors, M::kBytes,
                         stream, false, kOfMultiprocessor);
 }
 

@@ -7,21 +7,27 @@
 
 namespace wtconv::cuda {
 
+// Columns of x behind 8 columns of outputs: groups of 8, and those before the outputs.
+constexpr int column_groups(int kernel_size) { return kernel_size <= 5 ? 2 : 3; }
+constexpr int column_lead(int kernel_size) { return 4 * (column_groups(kernel_size) - 1); }
+// Elements of a row of `cols`, an odd number of pieces of 16 bytes: eight neighbouring rows touch
+// different banks.
+constexpr int odd_pitch(int cols) { return round_up(cols - 8, 16) + 8; }
+
 // Where a tile lies in shared memory. Level 0 is the window of x as stored in memory; levels 1 to
 // L - 1 are its low-pass bands. Eight rows of pixels (four of level 1, two of level 2) make a cell:
 // the rows of equal position in their cells lie together, so that a product reads neighbouring rows
 // of each.
 template <int K, int L>
 struct MmaWindow {
-  static constexpr int kRows = 2 * K;              // rows behind two rows of outputs
-  static constexpr int kGroups = K <= 5 ? 2 : 3;   // groups of 8 columns behind 8 columns
-  static constexpr int kLead = 4 * (kGroups - 1);  // of these columns, those before the outputs
+  static constexpr int kRows = 2 * K;  // rows behind two rows of outputs
+  static constexpr int kGroups = column_groups(K), kLead = column_lead(K);
 
   static constexpr int own(int level) { return kPatchTile >> level; }
   static constexpr int cell(int level) { return 8 >> level; }
   static constexpr int halo(int level) { return K / 2 << (L - level); }
   static constexpr int rows(int level) { return own(level) + 2 * halo(level); }
-  static constexpr int cells(int level) { return (rows(level) + cell(level) - 1) / cell(level); }
+  static constexpr int cells(int level) { return ceil_div(rows(level), cell(level)); }
   // Columns before the tile and after it: at level 0 whole pieces of 16 bytes.
   static constexpr int lead(int level) {
     return round_up(kLead << (L - 1 - level), level == 0 ? 8 : 4);
@@ -29,8 +35,7 @@ struct MmaWindow {
   static constexpr int cols(int level) { return own(level) + 2 * lead(level); }
   // Stored column of the first: the filter of level 1 reads its inputs in pieces of 16 bytes.
   static constexpr int shift(int level) { return level == 1 ? (lead(1) - kLead) % 8 : 0; }
-  // An odd number of pieces: eight neighbouring rows touch different banks.
-  static constexpr int pitch(int level) { return round_up(shift(level) + cols(level) - 8, 16) + 8; }
+  static constexpr int pitch(int level) { return odd_pitch(shift(level) + cols(level)); }
   // Row of the window, and stored column, of the first input of the tile's first outputs.
   static constexpr int first_row(int level) { return halo(level) - K / 2 * 2; }
   static constexpr int first_col(int level) { return shift(level) + lead(level) - kLead; }
@@ -60,7 +65,7 @@ struct alignas(16) ChannelTaps {
 // Shared memory of a block, in bytes: two windows, low-pass bands, outputs, the fragments of each
 // level, taps.
 template <int K, int L>
-struct MmaShared {
+struct MmaMemory {
   using W = MmaWindow<K, L>;
   static constexpr int kWindow = W::size(0) * 2;
   static constexpr int band(int level) {
@@ -72,10 +77,8 @@ struct MmaShared {
     return fragments(level - 1) + tap_products(level - 1) * W::kRows * W::kGroups * 32 * 4;
   }
   static constexpr int kTaps = fragments(L);
-  static constexpr int kTotal = kTaps + int(sizeof(ChannelTaps<K, L>));
-  // Blocks of an sm_90 multiprocessor. More do not help: memory decides.
-  static constexpr int kMost = 228 * 1024 / (kTotal + 1024), kWanted = L == 1 ? 4 : 3;
-  static constexpr int kBlocks = kMost < kWanted ? kMost : kWanted;
+  static constexpr int kBytes = kTaps + int(sizeof(ChannelTaps<K, L>));
+  static constexpr int kBlocks = blocks_of(kBytes, L == 1 ? 4 : 3);  // memory decides past these
   // Whether copies go through the L1 cache, where a tile finds what its window shares with one of
   // another block. Worth 11 % in small windows (8xCxHxW float16 on an H100, mean over C = 32 to 128
   // and H = 128 to 512, K = 5, L = 1: 0.066 ms for 0.074); larger ones on their way leave no room
@@ -88,8 +91,7 @@ struct MmaShared {
 // rows of a product are those of equal position in 16 cells, and lie together.
 template <int K, bool kHalo, int L>
 struct MmaGradWindow {
-  static constexpr int kGroups = K <= 5 ? 2 : 3;   // groups of 8 columns behind 8 columns
-  static constexpr int kLead = 4 * (kGroups - 1);  // of these columns, those before the 8
+  static constexpr int kGroups = column_groups(K), kLead = column_lead(K);
 
   static constexpr int own(int level) { return kPatchTile >> level; }
   static constexpr int cell(int level) { return 4 >> level; }
@@ -102,7 +104,7 @@ struct MmaGradWindow {
     return level == L - 1 ? kLead : round_up(2 * lead(level + 1) - kLead, 8) + kLead;
   }
   static constexpr int cols(int level) { return own(level) + 2 * lead(level); }
-  static constexpr int pitch(int level) { return round_up(cols(level) - 8, 16) + 8; }
+  static constexpr int pitch(int level) { return odd_pitch(cols(level)); }
   static constexpr int size(int level) { return rows(level) * pitch(level); }
   static constexpr int slot(int level, int row) {
     return row % cell(level) * cells(level) + row / cell(level);
@@ -116,7 +118,7 @@ struct MmaGradWindow {
 // sums between warps takes the place of a window: twice the sums of two rows of taps, and a filter
 // per level and parity.
 template <int K, int L>
-struct MmaGradShared {
+struct MmaGradMemory {
   using WX = MmaGradWindow<K, true, L>;
   using WG = MmaGradWindow<K, false, L>;
   // What a warp takes, as its registers hold the sums: rows of grad_output of one parity or both,
@@ -130,7 +132,7 @@ struct MmaGradShared {
   static constexpr int kInput = WX::size(0) * 2, kWindow = kInput + WG::size(0) * 2;
   static constexpr int kLowInput = L > 1 ? WX::size(1) * 2 : 0;
   static constexpr int kLowGrad = L > 1 ? WG::size(1) * 2 : 0;
-  static constexpr int kTotal = 2 * kWindow + kLowInput + kLowGrad;
+  static constexpr int kBytes = 2 * kWindow + kLowInput + kLowGrad;
   static constexpr int kBlocks = 3;  // registers decide
   static_assert((2 * kExchange + 4 * L * kFilter + kPatchThreads / 32) * 4 <= kWindow,
                 "fits a window");

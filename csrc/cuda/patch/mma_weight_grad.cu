@@ -9,8 +9,7 @@
 // and the filter is linear in the taps, which get, by the adjoint of that map,
 //
 //   base path  B[a][b]   = sum_pq C_pq[a+R+p][b+R+q]
-//   band s     D_s[a][b] = 1/4 sum_pq (+-) sum (+-) C_pq[i][j] over i in {2a, 2a+1}, j in {2b,
-//   2b+1}
+//   band s     D_s[a][b] = 1/4 sum_pq (+-) sum_ij (+-) C_pq[i][j],  i/2 = a, j/2 = b rounded down
 //
 // with the signs of the Haar basis at (p, q) and at (i, j): no coefficients are formed, and nothing
 // is rounded. Level 2 is the same on LL of both tensors, which is rounded to their type, and
@@ -42,18 +41,18 @@ constexpr float kLowScale = 2;  // LL of x is divided by it
 // columns x', the last 8 of two such rows are the halves of one product.
 template <int K, int L>
 struct GradSums {
-  using S = MmaGradShared<K, L>;
-  static constexpr bool kRest = S::WX::kGroups > 2;
-  float first[S::kRows][S::kParities][K]
-             [4];  // x' < 16: elements 0, 1 of row lane / 4; 2, 3 of that + 8
-  float rest[S::kRows][S::kParities][kRest ? (K + 1) / 2 : 1][4];
+  using M = MmaGradMemory<K, L>;
+  static constexpr bool kRest = M::WX::kGroups > 2;
+  // x' < 16: elements 0 and 1 are of row lane / 4, 2 and 3 of row lane / 4 + 8.
+  float first[M::kRows][M::kParities][K][4];
+  float rest[M::kRows][M::kParities][kRest ? (K + 1) / 2 : 1][4];
 };
 
 // What a warp takes of a tile, of the first of both where it takes both.
 template <int K, int L>
 struct WarpShare {
-  using S = MmaGradShared<K, L>;
-  static constexpr int kWarpRows = 2 / S::kRows, kWarpParities = 2 / S::kParities;
+  using M = MmaGradMemory<K, L>;
+  static constexpr int kWarpRows = 2 / M::kRows, kWarpParities = 2 / M::kParities;
   int row = threadIdx.x / 32 % kWarpRows;
   int parity = threadIdx.x / 32 / kWarpRows % kWarpParities;
   int columns = threadIdx.x / 32 / (kWarpRows * kWarpParities);
@@ -106,13 +105,13 @@ __device__ __forceinline__ void form_lowpass(const T* pixels, float factor, T* l
 template <int K, int L, int kLevel, class T>
 __device__ __forceinline__ void add_products(const T* input, const T* grad, GradSums<K, L>& sum,
                                              float (*bias)[4]) {
-  using S = MmaGradShared<K, L>;
-  using WX = typename S::WX;
-  using WG = typename S::WG;
+  using M = MmaGradMemory<K, L>;
+  using WX = typename M::WX;
+  using WG = typename M::WG;
   constexpr bool kRest = GradSums<K, L>::kRest;
-  constexpr int kPitch = WX::pitch(kLevel), kColumns = WX::own(kLevel) / S::kShares;
+  constexpr int kPitch = WX::pitch(kLevel), kColumns = WX::own(kLevel) / M::kShares;
   constexpr int kPairs = WX::cell(kLevel) / 2;  // rows f = 2 h + p of the cells, h < kPairs
-  constexpr int kSets = K + kPairs - 1, kOperands = kPairs * S::kParities;
+  constexpr int kSets = K + kPairs - 1, kOperands = kPairs * M::kParities;
   constexpr int kFirst = WX::halo(kLevel) - K / 2 * 2;  // even
   // Rows 2 set + row of the taps, row = 0, 1, in shared memory.
   const auto set_at = [](int set) { return WX::slot(kLevel, 2 * set + kFirst) * kPitch; };
@@ -126,7 +125,7 @@ __device__ __forceinline__ void add_products(const T* input, const T* grad, Grad
   const T* x_rest[2] = {x + 16 + next * (set_at(1) - set_at(0)),
                         x + 16 + next * (set_at(2) - set_at(1))};
   x += next * 8;
-  constexpr int kSecond = kOperands == 1 ? 0 : S::kParities == 2 ? 1 : 2;
+  constexpr int kSecond = kOperands == 1 ? 0 : M::kParities == 2 ? 1 : 2;
   const int f = share.parity + lane / 16 * kSecond;
   const T* g = grad + (f * WG::cells(kLevel) + lane % 16) * WG::pitch(kLevel) + column;
 #pragma unroll 1
@@ -138,15 +137,15 @@ __device__ __forceinline__ void add_products(const T* input, const T* grad, Grad
     const auto multiply_operand = [&](int o, float (&to)[4], const uint32_t (&a)[4]) {
       multiply<T>(to, a, out[o / 2 * 2][o % 2 * 2], out[o / 2 * 2][o % 2 * 2 + 1]);
     };
-    uint32_t in[kSets * S::kRows][4];
+    uint32_t in[kSets * M::kRows][4];
     const auto load = [&](int i) {
-      load_transposed(x + set_at(i / S::kRows) + i % S::kRows * kNextRow, in[i]);
+      load_transposed(x + set_at(i / M::kRows) + i % M::kRows * kNextRow, in[i]);
     };
     load(0);
 #pragma unroll
-    for (int i = 0; i < kSets * S::kRows; ++i) {
-      if (i + 1 < kSets * S::kRows) load(i + 1);
-      const int set = i / S::kRows, row = i % S::kRows;
+    for (int i = 0; i < kSets * M::kRows; ++i) {
+      if (i + 1 < kSets * M::kRows) load(i + 1);
+      const int set = i / M::kRows, row = i % M::kRows;
       uint32_t in_rest[4];
       if (kRest && (kPairs > 1 || set % 2 == 0))
         load_transposed(x_rest[set % 2] + set_at(set) + row * kNextRow, in_rest);
@@ -155,15 +154,15 @@ __device__ __forceinline__ void add_products(const T* input, const T* grad, Grad
         const int n = set - h;
         if (n < 0 || n >= K) continue;
 #pragma unroll
-        for (int p = 0; p < S::kParities; ++p) {
-          multiply_operand(h * S::kParities + p, sum.first[row][p][n], in[i]);
+        for (int p = 0; p < M::kParities; ++p) {
+          multiply_operand(h * M::kParities + p, sum.first[row][p][n], in[i]);
           if (kRest && n % 2 == 0)
-            multiply_operand(h * S::kParities + p, sum.rest[row][p][n / 2], in_rest);
+            multiply_operand(h * M::kParities + p, sum.rest[row][p][n / 2], in_rest);
         }
       }
     }
     // Warps that share their columns take turns.
-    if (bias && (S::kRows == 2 || c / 8 % 2 == share.row)) {
+    if (bias && (M::kRows == 2 || c / 8 % 2 == share.row)) {
       const uint32_t one = pack<T>(1.0f, 1.0f), ones[4] = {one, one, one, one};
 #pragma unroll
       for (int o = 0; o < kOperands; ++o) multiply_operand(o, *bias, ones);
@@ -174,10 +173,10 @@ __device__ __forceinline__ void add_products(const T* input, const T* grad, Grad
 
 // Product `n` of a warp's exchange: [element][lane], each element 33 floats after the one before,
 // so that the diagonals' elements lie in different banks.
-template <class S>
+template <class M>
 __device__ __forceinline__ void exchange_product(const float (&value)[4], float* exchange, int n) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float* to = exchange + (warp * S::kProducts + n) * S::kProduct + lane;
+  float* to = exchange + (warp * M::kProducts + n) * M::kProduct + lane;
 #pragma unroll
   for (int e = 0; e < 4; ++e) to[e * 33] = value[e];
 }
@@ -186,21 +185,21 @@ __device__ __forceinline__ void exchange_product(const float (&value)[4], float*
 // Element q of a lane is column 2t + q, which tap j meets in row x' = 2t + j - 2R of the window.
 template <int K, int L>
 __device__ __forceinline__ float sum_diagonal(const float* exchange, int p, int q, int i, int j) {
-  using S = MmaGradShared<K, L>;
-  constexpr int kShift = S::WX::kLead - K / 2 * 2;
+  using M = MmaGradMemory<K, L>;
+  constexpr int kShift = M::WX::kLead - K / 2 * 2;
   float sum = 0;
 #pragma unroll
-  for (int columns = 0; columns < S::kShares; ++columns) {
+  for (int columns = 0; columns < M::kShares; ++columns) {
     const int warp = WarpShare<K, L>::warp(i, p, columns);
-    const float* products = exchange + warp * S::kProducts * S::kProduct;
+    const float* products = exchange + warp * M::kProducts * M::kProduct;
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
-      int row = 2 * t + j + kShift, product = i % S::kRows * S::kParities + p % S::kParities;
-      if (S::WX::kGroups > 2 && row >= 16) {
+      int row = 2 * t + j + kShift, product = i % M::kRows * M::kParities + p % M::kParities;
+      if (M::WX::kGroups > 2 && row >= 16) {
         row += i / 2 % 2 * 8 - 16;
-        product += S::kRows * S::kParities;
+        product += M::kRows * M::kParities;
       }
-      sum += products[product * S::kProduct + (row / 8 * 2 + q) * 33 + row % 8 * 4 + t];
+      sum += products[product * M::kProduct + (row / 8 * 2 + q) * 33 + row % 8 * 4 + t];
     }
   }
   return sum;
@@ -210,19 +209,19 @@ __device__ __forceinline__ float sum_diagonal(const float* exchange, int p, int 
 template <int K, int L, int kLevel>
 __device__ __forceinline__ void sum_filter(const GradSums<K, L>& sum, float* exchanges,
                                            float* filter) {
-  using S = MmaGradShared<K, L>;
-  constexpr int kSide = 2 * K, kFirst = S::kRows * S::kParities;
+  using M = MmaGradMemory<K, L>;
+  constexpr int kSide = 2 * K, kFirst = M::kRows * M::kParities;
   static_assert(8 * kSide <= kPatchThreads, "a thread sums one diagonal");
   const int id = threadIdx.x, q = id % 2, j = id / 2 % kSide, p = id / (2 * kSide) % 2;
 #pragma unroll
   for (int n = 0; n < K; ++n) {
-    float* exchange = exchanges + (kLevel * K + n) % 2 * S::kExchange;
+    float* exchange = exchanges + (kLevel * K + n) % 2 * M::kExchange;
 #pragma unroll
     for (int m = 0; m < kFirst; ++m) {
-      const int row = m / S::kParities, parity = m % S::kParities;
-      exchange_product<S>(sum.first[row][parity][n], exchange, m);
+      const int row = m / M::kParities, parity = m % M::kParities;
+      exchange_product<M>(sum.first[row][parity][n], exchange, m);
       if constexpr (GradSums<K, L>::kRest)
-        exchange_product<S>(sum.rest[row][parity][n / 2], exchange, kFirst + m);
+        exchange_product<M>(sum.rest[row][parity][n / 2], exchange, kFirst + m);
     }
     __syncthreads();
     const int i = 2 * n + id / (4 * kSide);
@@ -261,26 +260,26 @@ __device__ __forceinline__ void write_taps(const float* filter, float scale, flo
 template <int K, int L>
 __device__ __forceinline__ void write_partials(const GradSums<K, L> (&sum)[L],
                                                const float (&bias)[4], float* shared, float* out) {
-  using S = MmaGradShared<K, L>;
+  using M = MmaGradMemory<K, L>;
   constexpr int kTaps = K * K, kWarps = kPatchThreads / 32;
-  float* filters = shared + 2 * S::kExchange;
-  float* biases = filters + L * 4 * S::kFilter;
+  float* filters = shared + 2 * M::kExchange;
+  float* biases = filters + L * 4 * M::kFilter;
   // Every row of the product with ones is the sums of its columns.
   float value = bias[0] + bias[1];
   value += __shfl_xor_sync(~0u, value, 1);
   value += __shfl_xor_sync(~0u, value, 2);
   if (threadIdx.x % 32 == 0) biases[threadIdx.x / 32] = value;
   sum_filter<K, L, 0>(sum[0], shared, filters);
-  if constexpr (L > 1) sum_filter<K, L, 1>(sum[1], shared, filters + 4 * S::kFilter);
+  if constexpr (L > 1) sum_filter<K, L, 1>(sum[1], shared, filters + 4 * M::kFilter);
   __syncthreads();
-  write_taps<K>(filters, 1, out, out + kTaps);
+  write_taps<K>(filters, 1, out, out + slot_of(1, 0) * kTaps);
   if constexpr (L > 1)
-    write_taps<K>(filters + 4 * S::kFilter, kLowScale, nullptr, out + (1 + kSubbands) * kTaps);
+    write_taps<K>(filters + 4 * M::kFilter, kLowScale, nullptr, out + slot_of(2, 0) * kTaps);
   if (threadIdx.x > 0) return;
   float total = 0;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) total += biases[w];
-  out[(1 + L * kSubbands) * kTaps] = total;
+  out[sum_count(K, L) - 1] = total;
 }
 
 // The tile's own coefficients of the low-pass band L levels down to dense planes, times `factor` in
@@ -313,23 +312,23 @@ __device__ __forceinline__ void store_lowpass(const T* pixels, const PatchGradLa
 }
 
 template <class T, int K, int L>
-__global__ void __launch_bounds__(kPatchThreads, MmaGradShared<K, L>::kBlocks)
+__global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
     mma_weight_grad_kernel(const __grid_constant__ PatchGradLaunch p) {
-  using S = MmaGradShared<K, L>;
-  using WX = typename S::WX;
-  using WG = typename S::WG;
+  using M = MmaGradMemory<K, L>;
+  using WX = typename M::WX;
+  using WG = typename M::WG;
   extern __shared__ __align__(16) unsigned char shared[];
-  const auto input = [&](int n) { return reinterpret_cast<T*>(shared + n % 2 * S::kWindow); };
-  const auto grad = [&](int n) { return input(n) + S::kInput / 2; };
-  T* low_input = reinterpret_cast<T*>(shared + 2 * S::kWindow);
-  T* low_grad = low_input + S::kLowInput / 2;
+  const auto input = [&](int n) { return reinterpret_cast<T*>(shared + n % 2 * M::kWindow); };
+  const auto grad = [&](int n) { return input(n) + M::kInput / 2; };
+  T* low_input = reinterpret_cast<T*>(shared + 2 * M::kWindow);
+  T* low_grad = low_input + M::kLowInput / 2;
 
   const BlockTiles tiles = BlockTiles::contiguous(p);
   const TileIndex step(p, tiles.channel, tiles.step);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
   const auto start = [&](int n) {
-    start_window<WX, WX::kPiece, true>(p.input, p.input_bytes >= WX::kPiece, p, next, input(n));
-    start_window<WG, WG::kPiece, false>(p.grad_output, p.grad_bytes == 16, p, next, grad(n));
+    fill_mma_window<WX, WX::kPiece, true>(p.input, p.input_bytes >= WX::kPiece, p, next, input(n));
+    fill_mma_window<WG, WG::kPiece, false>(p.grad_output, p.grad_bytes == 16, p, next, grad(n));
   };
   start(0);
   int n = 0;
@@ -363,14 +362,14 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradShared<K, L>::kBlocks)
     __syncthreads();
     const int64_t block = int64_t(tiles.channel) * p.splits + blockIdx.x / p.channels;
     write_partials<K, L>(sum, bias, reinterpret_cast<float*>(input(n - 1)),
-                         p.partials + (block * p.parts + part) * ((1 + L * kSubbands) * K * K + 1));
+                         p.partials + (block * p.parts + part) * sum_count(K, L));
   }
 }
 
 template <class T, int K, int L>
 const char* launch(const PatchGradLaunch& p, cudaStream_t stream) {
   return launch_kernel(&mma_weight_grad_kernel<T, K, L>, p, int64_t(p.channels) * p.splits,
-                       kPatchThreads, MmaGradShared<K, L>::kTotal, stream);
+                       kPatchThreads, MmaGradMemory<K, L>::kBytes, stream);
 }
 
 }  // namespace

@@ -1,5 +1,19 @@
-// One launch of the patch kernels: a block computes tiles of 64 x 64 pixels, and each thread the 4
-// x 8 pixels of a patch from its 2 x 4 coefficients of level 1 up.
+// One launch of the patch kernels, whose blocks compute tiles of at most 64 x 64 pixels: the first
+// levels, or all of them, in one pass over memory. They have kernel sizes that their code unrolls,
+// in types that accumulate in float32; the tile kernels (../tile) take the rest.
+//
+//   choose.cpp            from sizes to a form, without touching a device
+//   layout.h, device.cuh  windows and bands in shared memory, and code on them
+//
+//   form                                    operator           weight gradients      shared code
+//   tiles of large planes, float32          forward.cu         weight_grad.cu        synthesis.cuh
+//   tiles of large planes, half types       mma_forward.cu     mma_weight_grad.cu    mma*
+//   planes that fit a tile, G x G to it     planes.cu          weight_grad.cu        planes*.cuh
+//   those that are a low-pass band of x     lowpass_planes.cu  -                     planes*.cuh
+//   those of a channels_last tensor         group_forward.cu   group_weight_grad.cu  group*
+//
+// But on tensor cores (mma*) and in groups of channels, a thread computes a patch, 4 x 8 pixels
+// from its 2 x 4 coefficients of level 1 up.
 //
 // Plain structs without any Torch header. Strides and offsets are in elements.
 #pragma once
@@ -7,6 +21,7 @@
 #include <type_traits>
 
 #include "../parameters.h"
+#include "../rounding.h"
 
 namespace wtconv::cuda {
 
@@ -14,6 +29,7 @@ constexpr int kPatchRows = 4, kPatchCols = 8;  // pixels of a thread
 constexpr int kPatchTile = 64;                 // pixels of a tile on each side
 constexpr int kPatchesX = kPatchTile / kPatchCols;
 constexpr int kPatchThreads = kPatchTile / kPatchRows * kPatchesX;
+constexpr int tiles_across(int pixels) { return ceil_div(pixels, kPatchTile); }
 
 // Values that kernels are compiled for.
 template <int... kValues>
@@ -40,6 +56,12 @@ template <int... kValues>
 constexpr bool is_among(Constants<kValues...>, int value) {
   return ((value == kValues) || ...);
 }
+template <int... kValues>
+constexpr int largest(Constants<kValues...>) {
+  int most = 0;
+  ((most = kValues > most ? kValues : most), ...);
+  return most;
+}
 
 // A launch of a forward kernel.
 struct PatchLaunch {
@@ -50,7 +72,7 @@ struct PatchLaunch {
   int batch, channels, height, width, kernel_size, levels;
   int tiles_y, tiles_x, tiles;  // of a plane, and of a channel
   int cells;                    // planes of a tile on each side; 0: a plane has many tiles
-  int group;                    // channels of a block, of a channels_last plane; 0: one channel
+  int group;                    // channels of a block, where cells = 1; 0: one channel
   int splits;                   // blocks of a channel, or of a group
   int input_bytes;              // of one access to the input
   bool wide_output;             // accesses of 16 bytes instead of an element
@@ -72,7 +94,7 @@ struct PatchGradLaunch {
   // grad_output; on tensor cores in the type of the tensors, that of the input divided by 2^levels.
   void *low_grad, *low_input;
   float* exact_low_grad;  // that of grad_output in float32, on tensor cores, or null
-  float* partials;        // [C][splits * parts][(1 + 4 levels) * taps + 1]
+  float* partials;        // [C][splits * parts][sum_count]
   int batch, channels, height, width, kernel_size, levels;
   int tiles_y, tiles_x, tiles;                // of a plane, and of a channel
   int cells, group, grad_bytes, input_bytes;  // as above

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kPatchThreads, PlanesMemory<sizeof(T), K, G>::
     wait_for_copies();
     __syncthreads();
     float sum[kPatchRows][kPatchCols];
-    const float bias = weights[(1 + kSubbands * p.levels) * round_up(K * K, 4)];
+    const float bias = weights[slot_count(p.levels) * tap_floats(K)];
 #pragma unroll
     for (int r = 0; r < kPatchRows; ++r) {
 #pragma unroll

@@ -13,7 +13,7 @@ static_assert(1 << kTileBits == kPatchTile);
 // Offset of a small level when the level is known at run time.
 template <class P>
 __device__ __forceinline__ int small_offset(int level) {
-  const auto area = [](int l) { return 1 << (2 * (7 - l)); };
+  const auto area = [](int l) { return 1 << (2 * (kTileBits + 1 - l)); };
   return kSubbands * (area(P::kSmall) - area(level)) / 3;
 }
 
@@ -66,7 +66,7 @@ __device__ __forceinline__ void filter_small(const float* raw, const float* weig
 #pragma unroll 1
     for (int i = threadIdx.x; i < kSubbands * area; i += kPatchThreads) {
       const int band = i >> 2 * bits, y = (i >> bits) & (side - 1), x = i & (side - 1);
-      const float* taps = weights + (4 * level - 3 + band) * round_up(K * K, 4);
+      const float* taps = weights + slot_of(level, band) * tap_floats(K);
       const float* in = raw + offset + band * area;
       // All of a cell of 2 x 2 is within the taps' reach.
       filtered[offset + i] = cell == 2 ? filter_one<K, 2>(in, taps, side, cell, y, x)
@@ -128,7 +128,7 @@ __device__ __forceinline__ void filter_deep_levels(float* bands, float* dense, c
     const int band = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row = lane / 4 * 2, col = lane % 4 * 4;
     float value[2][4] = {};
-    filter<W, K, 2>(bands, band, weights + (5 + band) * round_up(K * K, 4), row, col, value);
+    filter<W, K, 2>(bands, band, weights + slot_of(2, band) * tap_floats(K), row, col, value);
     write_filtered<P::side(2)>(level2 + band * P::side(2) * P::side(2), row, col, value);
   }
   __syncthreads();

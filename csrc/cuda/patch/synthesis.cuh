@@ -5,14 +5,14 @@
 
 namespace wtconv::cuda {
 
-// Scaled taps of a channel, [slot][round_up(taps, 4)], then the bias.
+// Scaled taps of a channel, [slot][tap_floats], then the bias.
 template <int K>
 __device__ void load_taps(const RawParameters& p, int channel, int levels, float* weights) {
-  constexpr int kTaps = K * K, kStride = round_up(kTaps, 4);
-  const int slots = 1 + kSubbands * levels;
+  constexpr int kTaps = K * K, kStride = tap_floats(K);
+  const int slots = slot_count(levels);
   for (int i = threadIdx.x; i < slots * kTaps; i += kPatchThreads) {
-    const int slot = i / kTaps, tap = i % kTaps, level = (slot + 3) / 4;
-    const int64_t group = level ? 4 * int64_t(channel) + (slot - 1) % 4 : channel;
+    const int slot = i / kTaps, tap = i % kTaps, level = (slot + kSubbands - 1) / kSubbands;
+    const int64_t group = level ? kSubbands * int64_t(channel) + (slot - 1) % kSubbands : channel;
     float value = 0;
     if (p.weight[level]) {
       value =
@@ -53,7 +53,7 @@ __device__ __forceinline__ void write_filtered(float* band, int row, int col,
 }
 
 // The reconstruction at the 2 x 4 coefficients of level 1 of this thread from the filtered bands of
-// level 2, [band][row][col] dense; `low` of level 2 belongs to its LL.
+// level 2, [band][row][col] dense; `low2` belongs to its LL.
 template <int kSide>
 __device__ __forceinline__ void synthesise_level2(const float* filtered, const float (&low2)[2],
                                                   float (&low)[2][4]) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void add_level1(const float* bands, const float* weig
   const int row = threadIdx.x / kPatchesX * 2, col = threadIdx.x % kPatchesX * 4;
 #pragma unroll 1
   for (int band = 0; band < kSubbands; ++band) {
-    filter<W, K, 1>(bands, band, weights + (1 + band) * round_up(K * K, 4), row, col, low);
+    filter<W, K, 1>(bands, band, weights + (1 + band) * tap_floats(K), row, col, low);
     const float row_sign = band & 1 ? -1.0f : 1.0f, col_sign = band & 2 ? -1.0f : 1.0f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

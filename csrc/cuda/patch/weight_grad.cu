@@ -127,7 +127,7 @@ __device__ void write_partials(float (&base)[K * K], float (&band)[K * K], float
     base[t] = band[t] = 0;
     if (lane > 0) continue;
     exchange[warp * (kTaps + 1) + t] = value;
-    out[(1 + warp) * kTaps + t] = tap;
+    out[slot_of(1, warp) * kTaps + t] = tap;
   }
   const float value = warp_sum(bias);
   bias = 0;
@@ -138,7 +138,7 @@ __device__ void write_partials(float (&base)[K * K], float (&band)[K * K], float
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) total += exchange[w * (kTaps + 1) + t];
     // The sum of grad_output is twice that of its low-pass band.
-    out[t < kTaps ? t : (1 + kSubbands) * kTaps] = t < kTaps ? total : 2 * total;
+    out[t < kTaps ? t : sum_count(K, 1) - 1] = t < kTaps ? total : 2 * total;
   }
 }
 
@@ -171,8 +171,8 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
       if constexpr (G > 0) {
         fill_planes<W>(origin, v, bytes, p.height, p.width, item, p.batch, pixels);
       } else {
-        fill<W>(origin + item * v.stride_b, v, p.height, p.width, next.y, next.x, bytes == 16,
-                pixels);
+        fill_window<W>(origin + item * v.stride_b, v, p.height, p.width, next.y, next.x,
+                       bytes == 16, pixels);
       }
     };
     copy(WG(), p.grad_output, p.grad_bytes, grad);
@@ -221,8 +221,7 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
       if (p.low_input) store_lowpass<WX>(input_bands, lowpass_planes(p.low_input));
     }
     const int64_t index = (int64_t(tiles.channel) * p.splits + tiles.first) * p.parts + part;
-    write_partials<K>(base, band, bias, exchange,
-                      p.partials + index * ((1 + kSubbands) * K * K + 1));
+    write_partials<K>(base, band, bias, exchange, p.partials + index * sum_count(K, 1));
     __syncthreads();
   }
 }

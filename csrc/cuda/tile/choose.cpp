@@ -14,10 +14,10 @@
 
 #include <algorithm>
 
+#include "../rounding.h"
+
 namespace wtconv::cuda {
 namespace {
-
-int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 
 int strip_rows_for(int rows) { return rows > 4 ? 8 : rows > 2 ? 4 : rows; }
 
@@ -71,7 +71,7 @@ void finish(TileShape& s, const Problem& p, int elements) {
   const int banks = std::max(4, 32 / s.group);
   s.channel_stride = round_up(elements, 32) + (s.group > 1 ? banks : 0);
   const int64_t weights =
-      int64_t(s.group) * (1 + 4 * s.levels) * s.kernel_size * s.kernel_size + s.group;
+      int64_t(s.group) * slot_count(s.levels) * s.kernel_size * s.kernel_size + s.group;
   s.shared_bytes = int((int64_t(s.group) * s.channel_stride + weights) * p.accumulator_bytes);
 }
 

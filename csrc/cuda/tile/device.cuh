@@ -57,13 +57,12 @@ __device__ __forceinline__ int stored(const TileLevel& v, int row, int col) {
 template <class A>
 __device__ void load_parameters(const TileLaunch& p, int channel, A* weights, A* biases) {
   const RawParameters& q = p.params;
-  const int taps = p.shape.kernel_size * p.shape.kernel_size,
-            slots = 1 + kSubbands * p.shape.levels;
+  const int taps = p.shape.kernel_size * p.shape.kernel_size, slots = slot_count(p.shape.levels);
   for (int unit = threadIdx.x / 32; unit < p.shape.group * slots; unit += blockDim.x / 32) {
     const int local = unit / slots, slot = unit - local * slots, c = channel + local;
-    const int level = (slot + 3) / 4;
+    const int level = (slot + kSubbands - 1) / kSubbands;
     const bool used = c < p.channels && q.weight[level];
-    const int64_t group = level ? 4 * int64_t(c) + (slot - 1) % 4 : c;
+    const int64_t group = level ? kSubbands * int64_t(c) + (slot - 1) % kSubbands : c;
     const A scale = used ? read<A>(q.scale[level], q.dtype, group) : A(0);
     for (int tap = threadIdx.x % 32; tap < taps; tap += 32) {
       const int64_t from = group * taps + (q.rotate ? taps - 1 - tap : tap);
@@ -244,7 +243,7 @@ template <class A, int K, int R>
 __device__ void filter_level(const TileLaunch& p, int level, const A* weights, A* memory) {
   const TileShape& s = p.shape;
   const TileLevel& v = s.level[level];
-  const int k = K ? K : s.kernel_size, taps = k * k, slots = 1 + 4 * s.levels;
+  const int k = K ? K : s.kernel_size, taps = k * k, slots = slot_count(s.levels);
   const int rows = (v.own_rows + R - 1) / R, cols = (v.own_cols + kStripWidth - 1) / kStripWidth;
   const int units = (p.channels_fast ? 1 : s.group) * kSubbands;  // bands, or channels x bands
   const int strips = (p.channels_fast ? s.group : 1) * rows * cols;
@@ -265,7 +264,7 @@ __device__ void filter_level(const TileLaunch& p, int level, const A* weights, A
     if (active) {
       convolve_strip<A, K, R, kRowShift<K>>(
           base + stored(v, y - s.pad_top, x - s.pad_left), v.pitch,
-          weights + (c * slots + 4 * level - 3 + band) * taps, k, sum);
+          weights + (c * slots + slot_of(level, band)) * taps, k, sum);
     }
     __syncthreads();
     if (!active) continue;

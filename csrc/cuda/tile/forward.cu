@@ -104,7 +104,7 @@ __device__ void base_path(const TileLaunch& p, int64_t item, int channel, int y,
                           const A* weights, const A* biases, const A* memory) {
   const TileShape& s = p.shape;
   const TileLevel& v = s.level[0];
-  const int k = K ? K : s.kernel_size, slots = 1 + 4 * s.levels;
+  const int k = K ? K : s.kernel_size, slots = slot_count(s.levels);
   const int rows = (v.own_rows + 7) / 8, cols = (v.own_cols + kStripWidth - 1) / kStripWidth;
   const Positions strips(s.group, rows, cols, p.channels_fast);
   for (int i = threadIdx.x; i < strips.count; i += blockDim.x) {
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(128, 5) forward_kernel(const __grid_constant__
   const TileShape& s = p.shape;
   A* memory = reinterpret_cast<A*>(shared);
   A* weights = memory + s.group * s.channel_stride;
-  A* biases = weights + s.group * (1 + 4 * s.levels) * s.kernel_size * s.kernel_size;
+  A* biases = weights + s.group * slot_count(s.levels) * s.kernel_size * s.kernel_size;
 
   const BlockIndex at(p);
 

@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(256, 2) weight_grad_kernel(const __grid_consta
     __syncthreads();
   }
   // [channel][part][slot][tap], the base parts added up; then the bias.
-  const int sums = (1 + kSubbands * s.levels) * taps + 1;
+  const int sums = slot_count(s.levels) * taps + 1;
   A* out = static_cast<A*>(p.partials);
   for (int i = threadIdx.x; i < s.group * sums; i += blockDim.x) {
     const int c = i / sums, n = i % sums;
