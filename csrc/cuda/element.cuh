@@ -1,11 +1,12 @@
-// Stored element types and their conversion to the accumulator type; low-pass coefficients of
-// pixels, and positions in dense tensors.
+// Stored element types and their conversion to the accumulator type; sums over a warp, low-pass
+// coefficients of pixels, and positions in dense tensors.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "../common/limits.h"
+#include "intrinsics.cuh"
 
 namespace wtconv::cuda {
 
@@ -74,6 +75,15 @@ __device__ __forceinline__ A block_sum(At at, int row, int col) {
 template <int kLevels, class A, class At>
 __device__ __forceinline__ A lowpass_of(At at) {
   return block_sum<kLevels, A>(at, 0, 0) * (A(1) / (1 << kLevels));
+}
+
+// The sum over a warp, in its first lane.
+template <class A>
+__device__ __forceinline__ A warp_sum(A value) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    value += __shfl_down_sync(0xffffffffu, value, offset);
+  return value;
 }
 
 // Element i of a tensor whose dtype is known at run time.

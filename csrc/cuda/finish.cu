@@ -63,9 +63,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
       product += grad * read<double>(p.params.weight[level], p.params.dtype, group * taps + t);
     }
   }
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    product += __shfl_down_sync(0xffffffffu, product, offset);
+  product = warp_sum(product);
   if (lane > 0) return;
   if (level == 0 && p.params.bias) {
     const double bias = total(sums.sums - 1);

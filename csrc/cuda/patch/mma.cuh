@@ -78,6 +78,22 @@ __device__ __forceinline__ void load_rows(Row row, uint32_t (&a)[4]) {
   }
 }
 
+// The matrix that adds neighbouring columns, times `factor`, as the second operand of a product.
+template <class T>
+struct ColumnSums {
+  uint32_t b0, b1;
+
+  __device__ __forceinline__ explicit ColumnSums(float factor) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t add = pack<T>(factor, factor);
+    b0 = lane / 4 == lane % 4 ? add : 0, b1 = lane / 4 == lane % 4 + 4 ? add : 0;
+  }
+  // sum += those of a.
+  __device__ __forceinline__ void add(float (&sum)[4], const uint32_t (&a)[4]) const {
+    multiply<T>(sum, a, b0, b1);
+  }
+};
+
 // The low-pass band of level kLevel + 1 from that of kLevel (0: the pixels), `factor` times the sum
 // of four values. Row r comes from rows 2r and 2r + 1, column c from columns 2c and 2c + 1: 16 rows
 // and 8 columns are two products with the matrix that adds neighbouring columns.
@@ -87,8 +103,7 @@ __device__ __forceinline__ void form_lowpass(const T* fine, float factor, T* low
   constexpr int kColumns = W::cols(kNext) / 8, kProducts = (kRows + 15) / 16 * kColumns;
   static_assert(W::cells(kLevel) == kCells && W::lead(kLevel) == 2 * W::lead(kNext), "one frame");
   const int lane = threadIdx.x % 32;
-  const uint32_t add = pack<T>(factor, factor);
-  const uint32_t b0 = lane / 4 == lane % 4 ? add : 0, b1 = lane / 4 == lane % 4 + 4 ? add : 0;
+  const ColumnSums<T> columns(factor);
 #pragma unroll 2
   for (int i = threadIdx.x / 32; i < kProducts; i += kPatchThreads / 32) {
     const int row = i / kColumns * 16, col = i % kColumns * 8;
@@ -102,8 +117,8 @@ __device__ __forceinline__ void form_lowpass(const T* fine, float factor, T* low
     load_rows<W::shift(kLevel) % 8 == 0>(even, top);
     load_rows<W::shift(kLevel) % 8 == 0>(odd, bottom);
     float sum[4] = {};
-    multiply<T>(sum, top, b0, b1);
-    multiply<T>(sum, bottom, b0, b1);
+    columns.add(sum, top);
+    columns.add(sum, bottom);
     T* to = lowpass + (row + lane / 4) * W::pitch(kNext) + W::shift(kNext) + col + lane % 4 * 2;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

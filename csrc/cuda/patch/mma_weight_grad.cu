@@ -71,8 +71,7 @@ __device__ __forceinline__ void form_lowpass(const T* pixels, float factor, T* l
   constexpr int kShift = W::lead(0) / 2 - W::lead(1), kBlocks = (kCols + kShift + 7) / 8;
   static_assert(W::cells(1) == kCells, "a cell of LL is one of the window");
   const int lane = threadIdx.x % 32;
-  const uint32_t add = pack<T>(factor, factor);
-  const uint32_t b0 = lane / 4 == lane % 4 ? add : 0, b1 = lane / 4 == lane % 4 + 4 ? add : 0;
+  const ColumnSums<T> columns(factor);
 #pragma unroll 2
   for (int i = threadIdx.x / 32; i < (kRows + 15) / 16 * kBlocks; i += kPatchThreads / 32) {
     // The last columns of a window that ends within a block are formed with those before.
@@ -85,8 +84,8 @@ __device__ __forceinline__ void form_lowpass(const T* pixels, float factor, T* l
     load_matrices(p, even);
     load_matrices(p + kCells * W::pitch(0), odd);
     float sum[4] = {};
-    multiply<T>(sum, even, b0, b1);
-    multiply<T>(sum, odd, b0, b1);
+    columns.add(sum, even);
+    columns.add(sum, odd);
     const int to = col + lane % 4 * 2;
     if (to < max(first, kShift) || to - kShift >= kCols) continue;
 #pragma unroll

@@ -108,13 +108,6 @@ __device__ __forceinline__ float store_lowpass(const float* bands, const Lowpass
   return sum;
 }
 
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    value += __shfl_down_sync(0xffffffffu, value, offset);
-  return value;
-}
-
 // Partial sums of the block, [slot][tap] and the bias; the threads' sums start again from zero.
 template <int K>
 __device__ void write_partials(float (&base)[K * K], float (&band)[K * K], float& bias,

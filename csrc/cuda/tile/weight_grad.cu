@@ -73,9 +73,7 @@ __device__ void correlate_band(const TileLevel& v, const A* in, const TileLevel&
           tap += in[stored(v, y, x)] * g[stored(w, y - pad_top + t / k, x - pad_left + t % k)];
         }
       }
-#pragma unroll
-      for (int offset = 16; offset > 0; offset /= 2)
-        tap += __shfl_down_sync(0xffffffffu, tap, offset);
+      tap = warp_sum(tap);
       if (lane == 0) total[t] += tap;
     }
   }
@@ -127,8 +125,7 @@ __device__ void sum_bias(const TileShape& s, int height, int width, int channel,
   for (int y = 0; y < min(v.own_rows, height); ++y) {
     for (int x = threadIdx.x % 32; x < min(v.own_cols, width); x += 32) sum += g[stored(v, y, x)];
   }
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffffu, sum, offset);
+  sum = warp_sum(sum);
   if (threadIdx.x % 32 == 0) *total += sum;
 }
 
