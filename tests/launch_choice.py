@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,21 @@ DEVICES = {
     "sm_80": (108, 163 * 1024, 164 * 1024),
     "sm_90": (132, 227 * 1024, 228 * 1024),
 }
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The fields of problem.h that both kinds of kernels choose by."""
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+    kernel_size: int
+    levels: int
+    accumulator_bytes: int
+    element_bytes: int
+    channels_last: int
 
 
 def build(folder: Path, driver: str, *sources: Path) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from launch_choice import CUDA, DEVICES, build
+from launch_choice import CUDA, DEVICES, Problem, build
 
 TILE = 64
 
@@ -46,19 +46,6 @@ int main() {
   }
 }
 """
-
-
-@dataclass(frozen=True)
-class Problem:
-    batch: int
-    channels: int
-    height: int
-    width: int
-    kernel_size: int
-    levels: int
-    accumulator_bytes: int
-    element_bytes: int
-    channels_last: int
 
 
 class Launch(NamedTuple):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launch_choice import CUDA, DEVICES, build
+from launch_choice import CUDA, DEVICES, Problem, build
 
 MAX_TILE_LEVELS = 7
 
@@ -55,16 +55,7 @@ int main() {
 
 
 @dataclass(frozen=True)
-class Problem:
-    batch: int
-    channels: int
-    height: int
-    width: int
-    kernel_size: int
-    levels: int
-    accumulator_bytes: int
-    element_bytes: int
-    channels_last: int
+class TileProblem(Problem):
     adjoint: int
     device: str
 
@@ -122,7 +113,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(folder, DRIVER, CUDA / "tile" / "choose.cpp")
 
 
-def choose(driver: Path, problems: list[Problem]) -> list[Choice]:
+def choose(driver: Path, problems: list[TileProblem]) -> list[Choice]:
     """The choice for each problem; fails on anything undefined, such as an overflow."""
     lines = "\n".join(problem.line for problem in problems) + "\n"
     done = subprocess.run([driver], input=lines, capture_output=True, text=True, timeout=300)
@@ -145,18 +136,18 @@ DTYPES = {"float32": (4, 4), "float16": (4, 2), "float64": (8, 8)}  # accumulato
 TOO_LARGE = {("sm_86", "float64"): (30, 27)}
 
 
-def grid(device: str, dtype: str) -> list[Problem]:
+def grid(device: str, dtype: str) -> list[TileProblem]:
     axes = itertools.product(SIZES, range(1, 32), (1, 2, 5, 32), (1, 3, 96), (0, 1))
     return [
-        Problem(8, c, h, w, k, levels, *DTYPES[dtype], layout, (k + c) % 2, device)
+        TileProblem(8, c, h, w, k, levels, *DTYPES[dtype], layout, (k + c) % 2, device)
         for (h, w), k, levels, c, layout in axes
     ]
 
 
-def random_problems(device: str, dtype: str) -> list[Problem]:
+def random_problems(device: str, dtype: str) -> list[TileProblem]:
     rng = random.Random(f"{device} {dtype}")
     return [
-        Problem(
+        TileProblem(
             batch=rng.choice([1, 3, 64, 70000]),
             channels=rng.choice([1, 2, 5, 8, 17, 24, 768, 4096]),
             height=int(2 ** rng.uniform(0, 11)),
@@ -173,7 +164,7 @@ def random_problems(device: str, dtype: str) -> list[Problem]:
     ]
 
 
-def check_form(shape: Shape, problem: Problem) -> None:
+def check_form(shape: Shape, problem: TileProblem) -> None:
     """Laws of any shape, whatever it is used for."""
     assert shape.kernel_size == problem.kernel_size
     assert 1 <= shape.levels <= min(problem.levels, MAX_TILE_LEVELS), problem
@@ -204,7 +195,7 @@ def check_form(shape: Shape, problem: Problem) -> None:
     assert shape.shared_bytes >= needed, problem
 
 
-def check_strips(shape: Shape, problem: Problem) -> None:
+def check_strips(shape: Shape, problem: TileProblem) -> None:
     """A round of filtering keeps whole bands in the registers of the block."""
     for v in shape.level[1:]:
         strips = -(-v.own_rows // v.strip_rows) * -(-v.own_cols // 4)
@@ -215,7 +206,7 @@ def check_strips(shape: Shape, problem: Problem) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_choice_is_a_legal_launch(
-    driver: Path, device: str, dtype: str, problems: Callable[[str, str], list[Problem]]
+    driver: Path, device: str, dtype: str, problems: Callable[[str, str], list[TileProblem]]
 ) -> None:
     first_forward, first_grad = TOO_LARGE.get((device, dtype), (32, 32))
     sweep = problems(device, dtype)
@@ -240,7 +231,7 @@ def test_every_choice_is_a_legal_launch(
     [(56, "float32"), (28, "float32"), (14, "float16"), (7, "float16"), (128, "float32")],
 )
 def test_planes_of_the_network_stages_stay_on_chip(driver: Path, side: int, dtype: str) -> None:
-    problem = Problem(64, 96, side, side, 5, 5, *DTYPES[dtype], 0, 0, "sm_90")
+    problem = TileProblem(64, 96, side, side, 5, 5, *DTYPES[dtype], 0, 0, "sm_90")
     (choice,) = choose(driver, [problem])
     assert choice.forward.plane
     assert choice.forward.levels == 5
@@ -254,7 +245,7 @@ def test_planes_of_the_network_stages_stay_on_chip(driver: Path, side: int, dtyp
 def test_huge_planes_are_tiled(
     driver: Path, height: int, width: int, channels_last: int, dtype: str
 ) -> None:
-    problem = Problem(1, 96, height, width, 5, 2, *DTYPES[dtype], channels_last, 0, "sm_90")
+    problem = TileProblem(1, 96, height, width, 5, 2, *DTYPES[dtype], channels_last, 0, "sm_90")
     (choice,) = choose(driver, [problem])
     for shape in (choice.forward, choice.grad_output):
         check_form(shape, problem)
