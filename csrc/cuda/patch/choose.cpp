@@ -1,6 +1,7 @@
 #include "choose.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "group_layout.h"
 #include "mma_layout.h"
@@ -63,7 +64,7 @@ PatchChoice choose(const Problem& p, const Device& device, int slots, Bytes byte
   // 0.183 ms; L=5 in two levels and the pass 0.216, in three 0.314 ms). On tensor cores the third
   // level costs less than the pass on a band that does not fit a tile (8x64x512x512 float16, L=5:
   // 0.46 ms).
-  const bool large_band = p.element_bytes == 2 && p.levels > 3 && longest > kPatchTile << 2;
+  const bool large_band = p.element_bytes == 2 && false;
   const bool three = (p.levels == 3 || large_band) && p.kernel_size <= kMostForThreeLevels;
   for (int levels = three ? largest(TileLevels()) : std::min(p.levels, 2); levels > 0; --levels) {
     const PatchChoice choice{levels, 0, 0};
@@ -169,6 +170,10 @@ int split_tiles(int channels, int tiles, int slots) {
     const int64_t rounds = (int64_t(channels) * splits + slots - 1) / slots;
     return rounds * (ceil_div(tiles, splits) + 1);
   };
+  if (const char* env = std::getenv("WT_ROUNDS")) {
+    const int s = int(std::atof(env) * slots / channels);
+    return s < 1 ? 1 : s > tiles ? tiles : s;
+  }
   int best = 1;
   for (int rounds = 1; rounds <= kMostRounds; ++rounds) {
     const int splits = std::min(tiles, int(int64_t(rounds) * slots / channels));

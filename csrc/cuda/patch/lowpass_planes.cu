@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kPatchThreads, LowpassPlanesMemory<K, G>::kBlo
 template <int K, int G>
 const char* launch(const LowpassPlanesLaunch& p, cudaStream_t stream) {
   return launch_kernel(&lowpass_planes_kernel<K, G>, p, int64_t(p.planes.channels) * p.planes.tiles,
-                       kPatchThreads, LowpassPlanesMemory<K, G>::kBytes, stream);
+                       kPatchThreads, LowpassPlanesMemory<K, G>::kBytes, stream, false, 228 * 1024);
 }
 
 }  // namespace

@@ -63,42 +63,6 @@ struct WarpShare {
   }
 };
 
-// LL of both operands, `factor` times the sum of four pixels, by products with the matrix that adds
-// neighbouring columns: 16 stored rows and 8 columns of LL from twice as many of the window.
-template <class W, class T>
-__device__ __forceinline__ void form_lowpass(const T* pixels, float factor, T* lowpass) {
-  constexpr int kCells = W::cells(0), kRows = W::rows(1), kCols = W::cols(1);
-  constexpr int kShift = W::lead(0) / 2 - W::lead(1), kBlocks = (kCols + kShift + 7) / 8;
-  static_assert(W::cells(1) == kCells, "a cell of LL is one of the window");
-  const int lane = threadIdx.x % 32;
-  const ColumnSums<T> columns(factor);
-#pragma unroll 2
-  for (int i = threadIdx.x / 32; i < (kRows + 15) / 16 * kBlocks; i += kPatchThreads / 32) {
-    // The last columns of a window that ends within a block are formed with those before.
-    const int row = i / kBlocks * 16, first = i % kBlocks * 8, col = min(first, W::cols(0) / 2 - 8);
-    // Row 2r and the next of the window lie at twice the position of row r in its cell.
-    const int to_row = min(row + lane % 16, kRows - 1),
-              from_row = to_row + to_row / kCells * kCells;
-    const T* p = pixels + from_row * W::pitch(0) + 2 * col + lane / 16 * 8;
-    uint32_t even[4], odd[4];
-    load_matrices(p, even);
-    load_matrices(p + kCells * W::pitch(0), odd);
-    float sum[4] = {};
-    columns.add(sum, even);
-    columns.add(sum, odd);
-    const int to = col + lane % 4 * 2;
-    if (to < max(first, kShift) || to - kShift >= kCols) continue;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int r = row + 8 * h + lane / 4;
-      if (r < kRows) {
-        *reinterpret_cast<uint32_t*>(lowpass + r * W::pitch(1) + to - kShift) =
-            pack<T>(sum[2 * h], sum[2 * h + 1]);
-      }
-    }
-  }
-}
-
 // Adds the products of a tile at level kLevel + 1, 8 columns at a time; the sums of g to `bias`
 // where it is not null.
 template <int K, int L, int kLevel, class T>
@@ -113,26 +77,27 @@ __device__ __forceinline__ void add_products(const T* input, const T* grad, Grad
   constexpr int kSets = K + kPairs - 1, kOperands = kPairs * M::kParities;
   constexpr int kFirst = WX::halo(kLevel) - K / 2 * 2;  // even
   // Rows 2 set + row of the taps, row = 0, 1, in shared memory.
-  const auto set_at = [](int set) { return WX::slot(kLevel, 2 * set + kFirst) * kPitch; };
-  constexpr int kNextRow = WX::cells(kLevel) * kPitch;
+  const auto set_at = [](int set) { return WX::row_at(kLevel, 2 * set + kFirst); };
+  constexpr int kNextRow = WX::group(kLevel);
   const WarpShare<K, L> share;
   const int lane = threadIdx.x % 32, column = share.columns * kColumns;
   // Matrices of x: rows (m, m + 8) x columns (0, 8); past them rows (m, m + 8) x two sets. Those of
   // grad_output: rows (m, m + 8) x the f of two operands.
-  const int x_row = share.row * WX::cells(kLevel) + lane % 8 + lane / 16 * 8, next = lane / 8 % 2;
-  const T* x = input + x_row * kPitch + WX::lead(kLevel) - WX::kLead + column;
+  const int x_row = lane % 8 + lane / 16 * 8, next = lane / 8 % 2;
+  const T* x = input + share.row * WX::group(kLevel) + x_row * kPitch + WX::lead(kLevel) -
+               WX::kLead + column;
   const T* x_rest[2] = {x + 16 + next * (set_at(1) - set_at(0)),
                         x + 16 + next * (set_at(2) - set_at(1))};
   x += next * 8;
   constexpr int kSecond = kOperands == 1 ? 0 : M::kParities == 2 ? 1 : 2;
   const int f = share.parity + lane / 16 * kSecond;
-  const T* g = grad + (f * WG::cells(kLevel) + lane % 16) * WG::pitch(kLevel) + column;
+  const T* g = grad + f * WG::group(kLevel) + lane % 16 * WG::pitch(kLevel) + column;
 #pragma unroll 1
   for (int c = 0; c < kColumns; c += 8) {
     uint32_t out[kOperands][4];  // every second: two operands
 #pragma unroll
     for (int o = 0; o < kOperands; o += 2)
-      load_transposed(g + o * WG::cells(kLevel) * WG::pitch(kLevel), out[o]);
+      load_transposed(g + o * WG::group(kLevel), out[o]);
     const auto multiply_operand = [&](int o, float (&to)[4], const uint32_t (&a)[4]) {
       multiply<T>(to, a, out[o / 2 * 2][o % 2 * 2], out[o / 2 * 2][o % 2 * 2 + 1]);
     };
@@ -298,11 +263,11 @@ __device__ __forceinline__ void store_lowpass(const T* pixels, const PatchGradLa
 #pragma unroll 2
   for (int r = first; r < last; r += kStep) {
     const T* from =
-        pixels + W::slot(0, (r << L) + W::halo(0)) * W::pitch(0) + W::lead(0) + col * kSize;
+        pixels + W::row_at(0, (r << L) + W::halo(0)) + W::lead(0) + col * kSize;
     Vector<T, kSize> row[kSize];
 #pragma unroll
     for (int i = 0; i < kSize; ++i)
-      row[i] = *reinterpret_cast<const Vector<T, kSize>*>(from + i * W::cells(0) * W::pitch(0));
+      row[i] = *reinterpret_cast<const Vector<T, kSize>*>(from + i * W::group(0));
     const float value =
         lowpass_of<L, float>([&](int i, int j) { return widen<float>(row[i].lane[j]); });
     static_cast<T*>(low)[corner + r * cols] = narrow<T>(factor * value);
@@ -310,13 +275,21 @@ __device__ __forceinline__ void store_lowpass(const T* pixels, const PatchGradLa
   }
 }
 
+struct MmaGradLaunch {
+  PatchGradLaunch patches;
+  bool loads_boxes;
+  BoxMap input, grad_output;
+};
+
 template <class T, int K, int L>
 __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
-    mma_weight_grad_kernel(const __grid_constant__ PatchGradLaunch p) {
+    mma_weight_grad_kernel(const __grid_constant__ MmaGradLaunch launch) {
   using M = MmaGradMemory<K, L>;
   using WX = typename M::WX;
   using WG = typename M::WG;
-  extern __shared__ __align__(16) unsigned char shared[];
+  const PatchGradLaunch& p = launch.patches;
+  extern __shared__ __align__(128) unsigned char shared[];
+  uint64_t* barrier = reinterpret_cast<uint64_t*>(shared + M::kBarrier);
   const auto input = [&](int n) { return reinterpret_cast<T*>(shared + n % 2 * M::kWindow); };
   const auto grad = [&](int n) { return input(n) + M::kInput / 2; };
   T* low_input = reinterpret_cast<T*>(shared + 2 * M::kWindow);
@@ -326,9 +299,19 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
   const TileIndex step(p, tiles.channel, tiles.step);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
   const auto start = [&](int n) {
+    if (launch.loads_boxes) {
+      if (threadIdx.x == 0) expect_bytes(barrier, window_bytes<WX>() + window_bytes<WG>());
+      load_window<WX>(launch.input, next, input(n), barrier);
+      load_window<WG>(launch.grad_output, next, grad(n), barrier);
+      return;
+    }
     fill_mma_window<WX, WX::kPiece, true>(p.input, p.input_bytes >= WX::kPiece, p, next, input(n));
     fill_mma_window<WG, WG::kPiece, false>(p.grad_output, p.grad_bytes == 16, p, next, grad(n));
   };
+  const FormLowpassIf<(L > 1), WX, 0> form_input(shared + M::kFormInput);
+  const FormLowpassIf<(L > 1), WG, 0> form_grad(shared + M::kFormGrad);
+  if (threadIdx.x == 0) init_byte_barrier(barrier);
+  __syncthreads();
   start(0);
   int n = 0;
 #pragma unroll 1
@@ -337,7 +320,11 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
     float bias[4] = {};
 #pragma unroll 1
     for (const int end = tiles.count * (part + 1) / p.parts; n < end; ++n) {
-      wait_for_copies();
+      if (launch.loads_boxes) {
+        wait_for_bytes(barrier, n);
+      } else {
+        wait_for_copies();
+      }
       __syncthreads();
       at = next;
       if (n + 1 < tiles.count) {
@@ -345,8 +332,8 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
         start(n + 1);
       }
       if constexpr (L > 1) {
-        form_lowpass<WX>(input(n), 0.5f / kLowScale, low_input);
-        form_lowpass<WG>(grad(n), 0.5f, low_grad);
+        form_input(input(n), 0.5f / kLowScale, low_input);
+        form_grad(grad(n), 0.5f, low_grad);
       }
       // Averages of x cannot overflow; sums of gradients shall not underflow.
       if (p.low_input) store_lowpass<WX, L>(input(n), p, at, 1.0f / (1 << L), p.low_input, nullptr);
@@ -362,13 +349,24 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
     const int64_t block = int64_t(tiles.channel) * p.splits + blockIdx.x / p.channels;
     write_partials<K, L>(sum, bias, reinterpret_cast<float*>(input(n - 1)),
                          p.partials + (block * p.parts + part) * sum_count(K, L));
+    fence_for_boxes();
   }
 }
 
 template <class T, int K, int L>
 const char* launch(const PatchGradLaunch& p, cudaStream_t stream) {
-  return launch_kernel(&mma_weight_grad_kernel<T, K, L>, p, int64_t(p.channels) * p.splits,
-                       kPatchThreads, MmaGradMemory<K, L>::kBytes, stream);
+  using M = MmaGradMemory<K, L>;
+  const auto kernel = &mma_weight_grad_kernel<T, K, L>;
+  MmaGradLaunch launch{};
+  launch.patches = p;
+  const auto describe = [&](BoxMap& map, const View& v, const BoxShape& box) {
+    return describe_boxes(map, v, 2, p.batch, p.channels, p.height, p.width, box);
+  };
+  launch.loads_boxes =
+      has_bulk_copies(kernel, 0) && describe(launch.input, p.input, window_box<typename M::WX>()) &&
+      describe(launch.grad_output, p.grad_output, window_box<typename M::WG>());
+  return launch_kernel(kernel, launch, int64_t(p.channels) * p.splits, kPatchThreads, M::kBytes,
+                       stream);
 }
 
 }  // namespace
