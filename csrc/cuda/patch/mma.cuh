@@ -32,7 +32,7 @@ __device__ __forceinline__ void fill_pieces(const T* corner, const View& view, c
   const bool inside = unsigned(x + col) < unsigned(p.width);
   const int64_t step = kStep * view.stride_y;
   const T* from = corner + row * view.stride_y + col;
-  T* to = pixels + W::row_at(0, row) + col;
+  T* to = pixels + W::template row_at<0>(row) + col;
 #pragma unroll
   for (int r = 0; r < W::rows(0); r += kStep) {
     if (r + kStep <= W::rows(0) || r + row < W::rows(0)) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ void fill_mma_window(const View& view, bool aligned, 
     const int row = i / W::cols(0), col = i % W::cols(0);
     const bool inside =
         unsigned(y + row) < unsigned(p.height) && unsigned(x + col) < unsigned(p.width);
-    pixels[W::row_at(0, row) + col] =
+    pixels[W::template row_at<0>(row) + col] =
         inside ? corner[row * view.stride_y + col * view.stride_x] : narrow<T>(0.0f);
   }
 }

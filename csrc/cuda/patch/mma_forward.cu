@@ -44,7 +44,7 @@ __device__ __forceinline__ void filter_pixels(const T* pixels, const uint32_t* f
   InputRow<W::kGroups> in[W::kRows + 6];
   // Matrices (g, g + 8) x (first, second group) of a product are groups 0, 1, 1, 2 of a row of x.
   const auto load = [&](int i) {
-    const T* row = corner + W::row_at(0, W::first_row(0) + i);
+    const T* row = corner + W::template row_at<0>(W::first_row(0) + i);
     if constexpr (W::kGroups == 2) {  // not aligned to 16 bytes
 #pragma unroll
       for (int m = 0; m < 4; ++m)
@@ -82,7 +82,7 @@ __device__ __forceinline__ void filter_level1(const T* lowpass, const uint32_t* 
 #pragma unroll
   for (int i = 0; i < W::kRows; ++i) {
     const int r = W::first_row(1) + i;
-    const T* row = from[r % 4 / 2] + W::row_at(1, r);
+    const T* row = from[r % 4 / 2] + W::template row_at<1>(r);
     InputRow<W::kGroups> in;
     load_matrices(row + lane / 16 * 8, in.first);
     if constexpr (W::kGroups > 2) load_matrices(row + 16, in.rest);
@@ -106,7 +106,7 @@ __device__ __forceinline__ void filter_level2(const T* lowpass, const uint32_t* 
   float product[2][4] = {};
 #pragma unroll
   for (int i = 0; i < W::kRows; ++i) {
-    const T* row = cell + W::row_at(2, W::first_row(2) + i);
+    const T* row = cell + W::template row_at<2>(W::first_row(2) + i);
     const uint32_t in[4] = {load_pair(row), 0, load_pair(row + further), 0};
     const auto taps = reinterpret_cast<const Vector<uint32_t, 2>*>(fragments)[i * 32 + lane];
     multiply<T>(product[i % 2], in, taps.lane[0], taps.lane[1]);

@@ -47,8 +47,10 @@ struct MmaWindow {
   static constexpr int group(int level) { return group_pitch(level, cells(level) * pitch(level)); }
   static constexpr int size(int level) { return cell(level) * group(level); }
   // Where row `row` of the window begins, counted from the halo's first.
-  static constexpr int row_at(int level, int row) {
-    return row % cell(level) * group(level) + row / cell(level) * pitch(level);
+  template <int kLevel>
+  static constexpr int row_at(int row) {
+    constexpr int kCell = cell(kLevel), kGroup = group(kLevel), kPitch = pitch(kLevel);
+    return row % kCell * kGroup + row / kCell * kPitch;
   }
 };
 
@@ -139,10 +141,12 @@ struct MmaGradWindow {
   static constexpr int cols(int level) { return own(level) + 2 * lead(level); }
   static constexpr int shift(int) { return 0; }
   static constexpr int pitch(int level) { return odd_pitch(cols(level)); }
-  static constexpr int group(int level) { return group_pitch(level, cells(level) * pitch(level)); }
+  static constexpr int group(int level) { return cells(level) * pitch(level); }
   static constexpr int size(int level) { return cell(level) * group(level); }
-  static constexpr int row_at(int level, int row) {
-    return row % cell(level) * group(level) + row / cell(level) * pitch(level);
+  template <int kLevel>
+  static constexpr int row_at(int row) {
+    constexpr int kCell = cell(kLevel), kGroup = group(kLevel), kPitch = pitch(kLevel);
+    return row % kCell * kGroup + row / kCell * kPitch;
   }
   // One copy. Where x leads by an odd number of four columns, its pieces of 16 bytes in shared
   // memory are not aligned in the plane.
@@ -167,8 +171,7 @@ struct MmaGradMemory {
   static constexpr int kInput = WX::size(0) * 2, kWindow = kInput + WG::size(0) * 2;
   static constexpr int kLowInput = L > 1 ? WX::size(1) * 2 : 0;
   static constexpr int kLowGrad = L > 1 ? WG::size(1) * 2 : 0;
-  static constexpr int kBarrier = 2 * kWindow + kLowInput + kLowGrad;
-  static constexpr int kFormInput = kBarrier + 16;
+  static constexpr int kFormInput = 2 * kWindow + kLowInput + kLowGrad;
   static constexpr int kFormGrad = kFormInput + lowpass_bytes<WX, L - 1>();
   static constexpr int kBytes = kFormGrad + lowpass_bytes<WG, L - 1>();
   static constexpr int kBlocks = 3;  // registers decide

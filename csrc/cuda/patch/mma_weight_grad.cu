@@ -77,7 +77,7 @@ __device__ __forceinline__ void add_products(const T* input, const T* grad, Grad
   constexpr int kSets = K + kPairs - 1, kOperands = kPairs * M::kParities;
   constexpr int kFirst = WX::halo(kLevel) - K / 2 * 2;  // even
   // Rows 2 set + row of the taps, row = 0, 1, in shared memory.
-  const auto set_at = [](int set) { return WX::row_at(kLevel, 2 * set + kFirst); };
+  const auto set_at = [](int set) { return WX::template row_at<kLevel>(2 * set + kFirst); };
   constexpr int kNextRow = WX::group(kLevel);
   const WarpShare<K, L> share;
   const int lane = threadIdx.x % 32, column = share.columns * kColumns;
@@ -263,7 +263,7 @@ __device__ __forceinline__ void store_lowpass(const T* pixels, const PatchGradLa
 #pragma unroll 2
   for (int r = first; r < last; r += kStep) {
     const T* from =
-        pixels + W::row_at(0, (r << L) + W::halo(0)) + W::lead(0) + col * kSize;
+        pixels + W::template row_at<0>((r << L) + W::halo(0)) + W::lead(0) + col * kSize;
     Vector<T, kSize> row[kSize];
 #pragma unroll
     for (int i = 0; i < kSize; ++i)
@@ -275,21 +275,13 @@ __device__ __forceinline__ void store_lowpass(const T* pixels, const PatchGradLa
   }
 }
 
-struct MmaGradLaunch {
-  PatchGradLaunch patches;
-  bool loads_boxes;
-  BoxMap input, grad_output;
-};
-
 template <class T, int K, int L>
 __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
-    mma_weight_grad_kernel(const __grid_constant__ MmaGradLaunch launch) {
+    mma_weight_grad_kernel(const __grid_constant__ PatchGradLaunch p) {
   using M = MmaGradMemory<K, L>;
   using WX = typename M::WX;
   using WG = typename M::WG;
-  const PatchGradLaunch& p = launch.patches;
-  extern __shared__ __align__(128) unsigned char shared[];
-  uint64_t* barrier = reinterpret_cast<uint64_t*>(shared + M::kBarrier);
+  extern __shared__ __align__(16) unsigned char shared[];
   const auto input = [&](int n) { return reinterpret_cast<T*>(shared + n % 2 * M::kWindow); };
   const auto grad = [&](int n) { return input(n) + M::kInput / 2; };
   T* low_input = reinterpret_cast<T*>(shared + 2 * M::kWindow);
@@ -299,19 +291,11 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
   const TileIndex step(p, tiles.channel, tiles.step);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
   const auto start = [&](int n) {
-    if (launch.loads_boxes) {
-      if (threadIdx.x == 0) expect_bytes(barrier, window_bytes<WX>() + window_bytes<WG>());
-      load_window<WX>(launch.input, next, input(n), barrier);
-      load_window<WG>(launch.grad_output, next, grad(n), barrier);
-      return;
-    }
     fill_mma_window<WX, WX::kPiece, true>(p.input, p.input_bytes >= WX::kPiece, p, next, input(n));
     fill_mma_window<WG, WG::kPiece, false>(p.grad_output, p.grad_bytes == 16, p, next, grad(n));
   };
   const FormLowpassIf<(L > 1), WX, 0> form_input(shared + M::kFormInput);
   const FormLowpassIf<(L > 1), WG, 0> form_grad(shared + M::kFormGrad);
-  if (threadIdx.x == 0) init_byte_barrier(barrier);
-  __syncthreads();
   start(0);
   int n = 0;
 #pragma unroll 1
@@ -320,11 +304,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
     float bias[4] = {};
 #pragma unroll 1
     for (const int end = tiles.count * (part + 1) / p.parts; n < end; ++n) {
-      if (launch.loads_boxes) {
-        wait_for_bytes(barrier, n);
-      } else {
-        wait_for_copies();
-      }
+      wait_for_copies();
       __syncthreads();
       at = next;
       if (n + 1 < tiles.count) {
@@ -349,24 +329,13 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
     const int64_t block = int64_t(tiles.channel) * p.splits + blockIdx.x / p.channels;
     write_partials<K, L>(sum, bias, reinterpret_cast<float*>(input(n - 1)),
                          p.partials + (block * p.parts + part) * sum_count(K, L));
-    fence_for_boxes();
   }
 }
 
 template <class T, int K, int L>
 const char* launch(const PatchGradLaunch& p, cudaStream_t stream) {
-  using M = MmaGradMemory<K, L>;
-  const auto kernel = &mma_weight_grad_kernel<T, K, L>;
-  MmaGradLaunch launch{};
-  launch.patches = p;
-  const auto describe = [&](BoxMap& map, const View& v, const BoxShape& box) {
-    return describe_boxes(map, v, 2, p.batch, p.channels, p.height, p.width, box);
-  };
-  launch.loads_boxes =
-      has_bulk_copies(kernel, 0) && describe(launch.input, p.input, window_box<typename M::WX>()) &&
-      describe(launch.grad_output, p.grad_output, window_box<typename M::WG>());
-  return launch_kernel(kernel, launch, int64_t(p.channels) * p.splits, kPatchThreads, M::kBytes,
-                       stream);
+  return launch_kernel(&mma_weight_grad_kernel<T, K, L>, p, int64_t(p.channels) * p.splits,
+                       kPatchThreads, MmaGradMemory<K, L>::kBytes, stream);
 }
 
 }  // namespace
