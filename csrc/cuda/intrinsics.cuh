@@ -34,6 +34,17 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+// Loads 16 bytes that the kernel does not write and reads once: they leave the L1 cache alone.
+template <class V>
+__device__ __forceinline__ V load_once(const void* global) {
+  static_assert(sizeof(V) == 16);
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(__cvta_generic_to_global(global)));
+  return {{v.x, v.y, v.z, v.w}};
+}
+
 // Lets blocks of the next kernel in the stream start, where it is launched to start early.
 __device__ __forceinline__ void let_next_grid_start() {
 #if __CUDA_ARCH__ >= 900
