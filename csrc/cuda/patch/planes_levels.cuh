@@ -14,7 +14,7 @@ static_assert(kPatchThreads == 32 * kSubbands);
 // Index of the warp's first coefficient of a dense level.
 template <class P>
 __device__ __forceinline__ int small_band(int level) {
-  return P::small_floats(level) + threadIdx.x / 32 * P::side(level) * P::side(level);
+  return P::small_floats(level) + threadIdx.x / 32 * P::area(level);
 }
 
 // f(row, col) for each coefficient of a dense level, by the lanes of a warp; kWide of a row at
@@ -123,7 +123,7 @@ __device__ __forceinline__ void synthesise_small(const float* filtered, int leve
 #pragma unroll
   for (int level = 3; level <= P::kLevels; ++level) {
     if (level > levels) break;
-    const int side = P::side(level), area = side * side, shift = level - 2;
+    const int side = P::side(level), area = P::area(level), shift = level - 2;
     const float* f = filtered + P::small_floats(level) + (y >> shift) * side + (x >> (shift - 1));
     const bool odd_y = (y >> (shift - 1)) & 1;
     const float ll = f[0], lh = odd_y ? -f[area] : f[area], hl = f[2 * area],
@@ -158,7 +158,7 @@ __device__ __forceinline__ void filter_deep_levels(float* bands, float* dense, c
     const int row = lane / 4 * 2, col = lane % 4 * 4;
     float value[2][4] = {};
     filter<W, K, 2>(bands, band, weights + slot_of(2, band) * tap_floats(K), row, col, value);
-    write_filtered<P::side(2)>(level2 + band * P::side(2) * P::side(2), row, col, value);
+    write_filtered<P::side(2)>(level2 + band * P::area(2), row, col, value);
   }
   __syncthreads();
   float low2[2];
