@@ -34,15 +34,13 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// Loads 16 bytes that the kernel does not write and reads once: they leave the L1 cache alone.
-template <class V>
-__device__ __forceinline__ V load_once(const void* global) {
-  static_assert(sizeof(V) == 16);
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(__cvta_generic_to_global(global)));
-  return {{v.x, v.y, v.z, v.w}};
+// Ends a group of copies; waits for the groups of this thread but the latest kLatest.
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kLatest>
+__device__ __forceinline__ void wait_for_copies_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLatest) : "memory");
 }
 
 // Lets blocks of the next kernel in the stream start, where it is launched to start early.

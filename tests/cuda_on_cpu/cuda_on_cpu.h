@@ -170,12 +170,18 @@ inline void wait_for_copies() {
   copies.clear();
 }
 
-template <class V>
-V load_once(const void* global) {
-  static_assert(sizeof(V) == 16);
-  if (reinterpret_cast<uintptr_t>(global) % 16)
-    cuda_on_cpu::fault("ld.global: address in memory not aligned");
-  return *static_cast<const V*>(global);
+// A copy of nothing ends a group.
+inline void commit_copies() { cuda_on_cpu::copies_of_this_thread().push_back({}); }
+template <int kLatest>
+void wait_for_copies_but() {
+  auto& copies = cuda_on_cpu::copies_of_this_thread();
+  auto groups = std::count_if(copies.begin(), copies.end(), [](auto& c) { return c.bytes == 0; });
+  auto next = copies.begin();
+  for (; groups > kLatest; ++next) {
+    cuda_on_cpu::write_shared(next->shared, next->global, next->bytes, 0);
+    groups -= next->bytes == 0;
+  }
+  copies.erase(copies.begin(), next);
 }
 
 inline void let_next_grid_start() {}

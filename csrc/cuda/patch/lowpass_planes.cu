@@ -9,15 +9,12 @@
 // pixels, mostly stays in L2 for the kernel that adds it. 8x64x256x256, L=5, on an H100: 68 us in
 // float32 and 46 us in float16, where a pass that forms LL takes 55 and 32 us, and a launch on it
 // 28 us.
-#include <cstring>
-
 #include "../launch.cuh"
 #include "planes_levels.cuh"
 
 namespace wtconv::cuda {
 namespace {
 
-constexpr int kPieces = 16;
 using Piece = Vector<uint32_t, 4>;
 
 // The pieces that make LL of batch items `first` on, in columns of 2^kDown below each other,
@@ -46,28 +43,22 @@ class PieceColumns {
     advance_ = offset(step_);
   }
 
-  // Starts to load the next column; where its coefficients go, [row][col] of the tile, or -1 where
+  // Starts to copy the next column; where its coefficients go, [row][col] of the tile, or -1 where
   // none is left. Pieces past the last row of x are zero.
-  __device__ __forceinline__ int load(Piece (&piece)[kSize]) {
-    if (at_.item >= items_) return -1;
+  __device__ __forceinline__ int copy(Piece* piece) {
+    if (G > 1 ? at_.item >= items_ : at_.row >= rows_) return -1;
     const int left = height_ - at_.row * kSize;
-    if (left >= kSize) {
+    const char* from = from_;
 #pragma unroll
-      for (int i = 0; i < kSize; ++i) piece[i] = load_once<Piece>(from_ + i * stride_y_);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) {
-        piece[i] = Piece{};
-        if (i < left) piece[i] = load_once<Piece>(from_ + i * stride_y_);
-      }
-    }
+    for (int i = 0; i < kSize; ++i, from += stride_y_)
+      copy_async<sizeof(Piece)>(piece + i * kPatchThreads, from, i < left);
     constexpr int kCell = kPatchTile / G;
-    const int to =
-        (at_.item / G * kCell + at_.row) * kPatchTile + at_.item % G * kCell + at_.col * outputs_;
+    const int cells = G > 1 ? at_.item / G * kCell * kPatchTile + at_.item % G * kCell : 0;
+    const int to = cells + at_.row * kPatchTile + at_.col * outputs_;
     from_ += advance_;
     at_.item += step_.item, at_.row += step_.row, at_.col += step_.col;
     if (at_.col >= cols_) at_.col -= cols_, ++at_.row, from_ += row_end_;
-    if (at_.row >= rows_) at_.row -= rows_, ++at_.item, from_ += item_end_;
+    if (G > 1 && at_.row >= rows_) at_.row -= rows_, ++at_.item, from_ += item_end_;
     return to;
   }
 
@@ -77,6 +68,7 @@ class PieceColumns {
   };
   __device__ __forceinline__ Index index(int column) const {
     const int row = column / cols_;
+    if constexpr (G == 1) return {0, row, column % cols_};
     return {row / rows_, row % rows_, column % cols_};
   }
 
@@ -88,11 +80,12 @@ class PieceColumns {
 
 // LL below a column: 2^-kDown times the sum of 2^kDown x 2^kDown pixels.
 template <int kDown, class T>
-__device__ __forceinline__ void store_lowpass(const Piece (&piece)[1 << kDown], float* to) {
+__device__ __forceinline__ void store_lowpass(const Piece* piece, float* to) {
   constexpr int kSize = 1 << kDown, kUnit = int(sizeof(Piece) / sizeof(T)), kOut = kUnit / kSize;
   Vector<T, kUnit> row[kSize];
 #pragma unroll
-  for (int i = 0; i < kSize; ++i) memcpy(&row[i], &piece[i], sizeof(Piece));
+  for (int i = 0; i < kSize; ++i)
+    row[i] = *reinterpret_cast<const Vector<T, kUnit>*>(piece + i * kPatchThreads);
   Vector<float, kOut> out;
 #pragma unroll
   for (int u = 0; u < kOut; ++u) {
@@ -102,20 +95,23 @@ __device__ __forceinline__ void store_lowpass(const Piece (&piece)[1 << kDown], 
   *reinterpret_cast<Vector<float, kOut>*>(to) = out;
 }
 
-// LL of the block's planes, [row][col] of the tile. `meanwhile` runs while the first pieces are
-// under way.
-template <int G, int kDown, class F>
+// LL of the block's planes, [row][col] of the tile. A thread has kColumns columns of its own under
+// way through `staging`. `meanwhile` runs while the first are.
+template <int G, int kDown, int kColumns, class F>
 __device__ __forceinline__ void form_band(const LowpassPlanesLaunch& p, int channel, int first,
-                                          float* band, F meanwhile) {
+                                          Piece* staging, float* band, F meanwhile) {
   using Columns = PieceColumns<G, kDown>;
-  constexpr int kColumns = kPieces / Columns::kSize;
   Columns columns(p, channel, first);
-  Piece piece[kColumns][Columns::kSize];
+  const auto piece = [&](int n) {
+    return staging + n * Columns::kSize * kPatchThreads + threadIdx.x;
+  };
   int to[kColumns];
 #pragma unroll
-  for (int n = 0; n < kColumns; ++n) to[n] = columns.load(piece[n]);
+  for (int n = 0; n < kColumns; ++n) {
+    to[n] = columns.copy(piece(n));
+    commit_copies();
+  }
   meanwhile();
-  // A column is loaded where one has been summed: the others stay under way.
   const auto sum_all = [&](auto type) {
     using T = decltype(type);
     if constexpr (sizeof(T) << kDown <= sizeof(Piece)) {
@@ -124,8 +120,10 @@ __device__ __forceinline__ void form_band(const LowpassPlanesLaunch& p, int chan
 #pragma unroll
         for (int n = 0; n < kColumns; ++n) {
           if (to[n] < 0) return;
-          store_lowpass<kDown, T>(piece[n], band + to[n]);
-          to[n] = columns.load(piece[n]);
+          wait_for_copies_but<kColumns - 1>();
+          store_lowpass<kDown, T>(piece(n), band + to[n]);
+          to[n] = columns.copy(piece(n));
+          commit_copies();
         }
       }
     }
@@ -173,16 +171,19 @@ __global__ void __launch_bounds__(kPatchThreads, LowpassPlanesMemory<K, G>::kBlo
   // against 0.147 ms).
   let_next_grid_start();
   const int channel = blockIdx.x % p.channels, first = blockIdx.x / p.channels * G * G;
+  // The bands' memory holds the pieces first.
+  Piece* staging = reinterpret_cast<Piece*>(shared + M::kBands);
   const auto prepare = [&] {
-    clear(shared, M::kWeights);
+    clear(shared, M::kBands);
     load_taps<K>(p.params, channel, p.levels, weights);
   };
   if (launch.down == 3) {
-    form_band<G, 3>(launch, channel, first, dense, prepare);
+    form_band<G, 3, M::columns(3)>(launch, channel, first, staging, dense, prepare);
   } else {
-    form_band<G, 2>(launch, channel, first, dense, prepare);
+    form_band<G, 2, M::columns(2)>(launch, channel, first, staging, dense, prepare);
   }
   __syncthreads();
+  clear(shared + M::kBands, M::kWeights - M::kBands);
   analyse_band<W>(dense, bands);
   __syncthreads();
   float low[2][4] = {}, sum[kPatchRows][kPatchCols] = {};
