@@ -153,19 +153,16 @@ struct PlanesMemory {
 };
 
 // Planes of a low-pass band, dense in place of the pixels until level 1 is formed; then the dense
-// levels lie there.
+// levels lie there. Until then kPieces of x of each thread, 16 bytes each, lie in place of the
+// bands.
 template <int K, int G>
 struct LowpassPlanesMemory {
   using P = PlanesMemory<4, K, G>;
+  static constexpr int kPieces = 16;
   static constexpr int kBands = kPatchTile * kPatchTile * 4;
   static_assert(P::kDenseFloats * 4 <= kBands);
-  static constexpr int kWeights = kBands + P::W::kFloats * 4;
-  // Columns of 2^down pieces that each thread may have under way in place of the bands.
-  static constexpr int columns(int down) {
-    const int most = (kWeights - kBands) / (16 * kPatchThreads << down), wanted = 16 >> down;
-    return most < wanted ? most : wanted;
-  }
-  static_assert(columns(3) > 0);
+  static constexpr int kBandBytes = P::W::kFloats * 4, kPieceBytes = kPieces * kPatchThreads * 16;
+  static constexpr int kWeights = kBands + (kBandBytes > kPieceBytes ? kBandBytes : kPieceBytes);
   static constexpr int kBytes = kWeights + weight_floats(K, P::kLevels) * 4;
   static_assert(kBytes <= 99 * 1024);  // of an sm_86 block
   static constexpr int kBlocks = blocks_of(kBytes, 4);

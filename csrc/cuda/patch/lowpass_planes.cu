@@ -4,11 +4,11 @@
 //   x in pieces of 16 bytes -> LL, dense -> level 1 in its cells -> as in planes.cu -> store
 //
 // A block reads 4^down times its planes, so x sets the pace: four blocks of a multiprocessor, with
-// kPieces of each thread under way. A block has one tile: while those that are done reading filter,
-// the others have the bandwidth. LL never reaches memory, and what is written, a float32 for 4^down
-// pixels, mostly stays in L2 for the kernel that adds it. 8x64x256x256, L=5, on an H100: 68 us in
-// float32 and 46 us in float16, where a pass that forms LL takes 55 and 32 us, and a launch on it
-// 28 us.
+// 16 pieces of each thread under way, which go past the registers: loads that are under way from
+// one pass of a loop to the next would all have to arrive before the first is used. A block has one
+// tile: while those that are done reading filter, the others have the bandwidth. LL never reaches
+// memory, and what is written, a float32 for 4^down pixels, mostly stays in L2 for the kernel that
+// adds it.
 #include "../launch.cuh"
 #include "planes_levels.cuh"
 
@@ -19,7 +19,7 @@ using Piece = Vector<uint32_t, 4>;
 
 // The pieces that make LL of batch items `first` on, in columns of 2^kDown below each other,
 // [item][row][col]. A thread takes every kPatchThreads-th column, so that small planes keep as many
-// under way, and divides only before the first.
+// under way, and divides only before its first.
 template <int G, int kDown>
 class PieceColumns {
  public:
@@ -96,14 +96,15 @@ __device__ __forceinline__ void store_lowpass(const Piece* piece, float* to) {
 }
 
 // LL of the block's planes, [row][col] of the tile. A thread has kColumns columns of its own under
-// way through `staging`. `meanwhile` runs while the first are.
-template <int G, int kDown, int kColumns, class F>
+// way through `pieces`; `meanwhile` runs while the first are.
+template <class M, int kDown, class F>
 __device__ __forceinline__ void form_band(const LowpassPlanesLaunch& p, int channel, int first,
-                                          Piece* staging, float* band, F meanwhile) {
-  using Columns = PieceColumns<G, kDown>;
+                                          Piece* pieces, float* band, F meanwhile) {
+  using Columns = PieceColumns<M::P::W::kCells, kDown>;
+  constexpr int kColumns = M::kPieces / Columns::kSize;
   Columns columns(p, channel, first);
   const auto piece = [&](int n) {
-    return staging + n * Columns::kSize * kPatchThreads + threadIdx.x;
+    return pieces + n * Columns::kSize * kPatchThreads + threadIdx.x;
   };
   int to[kColumns];
 #pragma unroll
@@ -171,19 +172,18 @@ __global__ void __launch_bounds__(kPatchThreads, LowpassPlanesMemory<K, G>::kBlo
   // against 0.147 ms).
   let_next_grid_start();
   const int channel = blockIdx.x % p.channels, first = blockIdx.x / p.channels * G * G;
-  // The bands' memory holds the pieces first.
-  Piece* staging = reinterpret_cast<Piece*>(shared + M::kBands);
+  Piece* pieces = reinterpret_cast<Piece*>(bands);  // first
   const auto prepare = [&] {
     clear(shared, M::kBands);
     load_taps<K>(p.params, channel, p.levels, weights);
   };
   if (launch.down == 3) {
-    form_band<G, 3, M::columns(3)>(launch, channel, first, staging, dense, prepare);
+    form_band<M, 3>(launch, channel, first, pieces, dense, prepare);
   } else {
-    form_band<G, 2, M::columns(2)>(launch, channel, first, staging, dense, prepare);
+    form_band<M, 2>(launch, channel, first, pieces, dense, prepare);
   }
   __syncthreads();
-  clear(shared + M::kBands, M::kWeights - M::kBands);
+  clear(shared + M::kBands, M::kBandBytes);
   analyse_band<W>(dense, bands);
   __syncthreads();
   float low[2][4] = {}, sum[kPatchRows][kPatchCols] = {};
