@@ -2,6 +2,7 @@
 // weight-gradient kernels: a weight's partial sums are added in a fixed order in float64, then eq.
 // foldgrad of the paper. Bitwise repeatable, no atomics.
 #include "element.cuh"
+#include "intrinsics.cuh"
 #include "launch.cuh"
 
 namespace wtconv::cuda {
@@ -30,6 +31,7 @@ template <class A>
 __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ FinishLaunch p) {
   const int slots = slot_count(p.levels), lane = threadIdx.x % 32;
   const int64_t warp = (blockIdx.x * int64_t(blockDim.x) + threadIdx.x) / 32;
+  wait_for_previous_grid();
   if (warp >= int64_t(p.channels) * slots) return;
   const int64_t c = warp / slots;
   const int slot = int(warp % slots), level = (slot + kSubbands - 1) / kSubbands,
@@ -79,8 +81,8 @@ const char* launch_finish(const FinishLaunch& p, DType activations, cudaStream_t
   constexpr int kWarps = kThreads / 32;
   const int64_t blocks = (int64_t(p.channels) * slot_count(p.levels) + kWarps - 1) / kWarps;
   return accumulates_in_double(activations)
-             ? launch_kernel(&finish_kernel<double>, p, blocks, kThreads, 0, stream)
-             : launch_kernel(&finish_kernel<float>, p, blocks, kThreads, 0, stream);
+             ? launch_kernel(&finish_kernel<double>, p, blocks, kThreads, 0, stream, true)
+             : launch_kernel(&finish_kernel<float>, p, blocks, kThreads, 0, stream, true);
 }
 
 }  // namespace wtconv::cuda

@@ -85,7 +85,7 @@ class WeightGradient {
         launch.gradients[l] = {out_.weight(first + l, wanted_), out_.scale(first + l, wanted_)};
       }
       launch.grad_bias = first == 0 ? out_.bias(wanted_) : nullptr;
-      check_launch(launch_finish(launch, dtype_, call_.stream));
+      call_.launched(launch_finish(launch, dtype_, call_.stream));
     }
   }
 
@@ -112,9 +112,10 @@ class WeightGradient {
           launch.exact_low_grad = static_cast<float*>(low_grad_.first.mutable_data_ptr());
       }
     }
-    check_launch(choice.group > 0 ? launch_group_weight_grad(launch, input.dtype, call_.stream)
-                 : tensor_cores   ? launch_mma_weight_grad(launch, input.dtype, call_.stream)
-                                  : launch_patch_weight_grad(launch, input.dtype, call_.stream));
+    launch.early = call_.started;
+    call_.launched(choice.group > 0 ? launch_group_weight_grad(launch, input.dtype, call_.stream)
+                   : tensor_cores   ? launch_mma_weight_grad(launch, input.dtype, call_.stream)
+                                    : launch_patch_weight_grad(launch, input.dtype, call_.stream));
     if (!deeper) return;
     if (tensor_cores) scale_ *= 1 << levels;
     add_levels(low_grad.second, low_input.second, first_level + levels);
@@ -180,7 +181,7 @@ class WeightGradient {
                             ((tile.batch + tile.batch_per_block - 1) / tile.batch_per_block);
       const Tensor sums = partials(launch.num_partials, first_level, levels, input.dtype);
       launch.partials = sums.mutable_data_ptr();
-      check_launch(launch_weight_grad(launch, input.dtype, call_.stream));
+      call_.launched(launch_weight_grad(launch, input.dtype, call_.stream));
     }
     if (first_level + levels == call_.levels() || !wants_beyond(first_level + levels)) return;
     const auto low_grad = call_.form_lowpass(grad_output, levels);

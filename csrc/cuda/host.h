@@ -75,10 +75,17 @@ struct Call {
   // (element.cuh): results do not depend on who formed it.
   std::pair<Tensor, Plane> low;
   int low_levels = 0;
+  // Whether a kernel of the call was launched: those after it may start before it ends.
+  mutable bool started = false;
 
   Call(const Parameters& params, const Tensor& input);
   int levels() const { return int(params.weights.size()); }
   int kernel_size() const { return int(params.base_weight.size(2)); }
+  // Takes what a launch returned.
+  void launched(const char* error) const {
+    check_launch(error);
+    started = true;
+  }
 
   // output = F(input), with every kernel rotated and the padding mirrored for the adjoint.
   void run_operator(const Plane& input, const Plane& output, int first_level, bool adjoint) const;

@@ -40,6 +40,17 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+// Loads 16 bytes that the kernel does not write and reads once: they leave the L1 cache alone.
+template <class V>
+__device__ __forceinline__ V load_once(const void* global) {
+  static_assert(sizeof(V) == 16);
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(__cvta_generic_to_global(global)));
+  return {{v.x, v.y, v.z, v.w}};
+}
+
 // Bulk copies, of sm_90 on. One thread starts them; the bytes of those to shared memory are counted
 // by a barrier there, whose phases 0, 1, 2, ... all threads may wait for, each in turn.
 __device__ __forceinline__ void init_byte_barrier(uint64_t* barrier) {
@@ -177,9 +188,7 @@ __device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[2]
 template <class T>
 __device__ __forceinline__ uint32_t load_pair(const T* p) {
   uint32_t pair;
-  asm volatile("ld.volatile.shared.b32 %0, [%1];"
-               : "=r"(pair)
-               : "r"(shared_address(p)));
+  asm volatile("ld.volatile.shared.b32 %0, [%1];" : "=r"(pair) : "r"(shared_address(p)));
   return pair;
 }
 

@@ -35,14 +35,15 @@ inline bool describe_boxes(BoxMap& map, const View& v, int element_bytes, int64_
   for (cuuint64_t& stride : strides) stride *= cuuint64_t(element_bytes);
   const cuuint32_t extent[] = {cuuint32_t(box.cols), cuuint32_t(box.rows * box.row_step), 1, 1};
   const cuuint32_t steps[] = {1, cuuint32_t(box.row_step), 1, 1};
-  return encode(reinterpret_cast<CUtensorMap*>(&map),
-                element_bytes == 4 ? CU_TENSOR_MAP_DATA_TYPE_UINT32
-                                   : CU_TENSOR_MAP_DATA_TYPE_UINT16,
-                4, v.data, sizes, strides, extent, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                box.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return encode(
+             reinterpret_cast<CUtensorMap*>(&map),
+             element_bytes == 4 ? CU_TENSOR_MAP_DATA_TYPE_UINT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
+             4, v.data, sizes, strides, extent, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             box.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
+
+constexpr int kAllShared = 1 << 20;  // bytes of a multiprocessor: as many as there are
 
 // What is settled once per kernel and device.
 struct Ready {

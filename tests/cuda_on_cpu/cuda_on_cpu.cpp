@@ -203,4 +203,13 @@ void __syncthreads() {
   tell_departure(barrier);
 }
 
+void __syncwarp() {
+  using namespace cuda_on_cpu;
+  static char points[kMostThreads / 32][2];  // as for barriers
+  char* point = &points[threadIdx.x / 32][current().exchanges % 2];
+  tell_arrival(point);
+  exchange("syncwarp", {});
+  tell_departure(point);
+}
+
 void wtconv::cuda::wait_for_previous_grid() { cuda_on_cpu::current().ordered = true; }

@@ -127,6 +127,8 @@ void multiply(const char* instruction, float (&sum)[4], int columns, const Opera
 
 // Waits for all threads of the block that have not returned.
 void __syncthreads();
+// Waits for all lanes of the warp.
+void __syncwarp();
 
 template <class V>
 V __shfl_down_sync(unsigned, V value, int offset) {
@@ -166,6 +168,14 @@ inline void wait_for_copies() {
   auto& copies = cuda_on_cpu::copies_of_this_thread();
   for (const auto& c : copies) cuda_on_cpu::write_shared(c.shared, c.global, c.bytes, 0);
   copies.clear();
+}
+
+template <class V>
+V load_once(const void* global) {
+  static_assert(sizeof(V) == 16);
+  if (reinterpret_cast<uintptr_t>(global) % 16)
+    cuda_on_cpu::fault("ld.global: address in memory not aligned");
+  return *static_cast<const V*>(global);
 }
 
 inline void let_next_grid_start() {}

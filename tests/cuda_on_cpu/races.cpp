@@ -43,11 +43,11 @@ const char* run_lowpass_planes(const std::vector<float>& x) {
   LowpassPlanesLaunch p{};
   PatchLaunch& planes = p.planes;
   planes.params.dtype = p.dtype = DType::kFloat32;
-  for (int l = 1; l <= 3; ++l) planes.params.weight[l] = planes.params.scale[l] = taps.data();
+  for (int l = 1; l <= 5; ++l) planes.params.weight[l] = planes.params.scale[l] = taps.data();
   planes.input = {const_cast<float*>(x.data()), kPixels, kPixels, kWidth, 1};
   planes.output = {y.data(), 17 * 34, 17 * 34, 34, 1};
   planes.batch = 1, planes.channels = kChannels, planes.height = 17, planes.width = 34;
-  planes.kernel_size = 5, planes.levels = 3, planes.cells = 1, planes.tiles = 1;
+  planes.kernel_size = 5, planes.levels = 5, planes.cells = 1, planes.tiles = 1;
   p.down = 2, p.input_height = kHeight, p.input_width = kWidth;
   return launch_lowpass_planes(p, nullptr);
 }

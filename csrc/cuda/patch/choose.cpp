@@ -1,7 +1,6 @@
 #include "choose.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "group_layout.h"
 #include "mma_layout.h"
@@ -61,11 +60,8 @@ PatchChoice choose(const Problem& p, const Device& device, int slots, Bytes byte
   if (!large) return choose_planes(p, device, slots);
   // Three levels on chip where they are all: the halo of the third costs less than a pass over x
   // for it alone, but that pass serves all levels past two (8x64x256x256 on an H100, float32: L=3
-  // 0.183 ms; L=5 in two levels and the pass 0.216, in three 0.314 ms). On tensor cores the third
-  // level costs less than the pass on a band that does not fit a tile (8x64x512x512 float16, L=5:
-  // 0.46 ms).
-  const bool large_band = p.element_bytes == 2 && false;
-  const bool three = (p.levels == 3 || large_band) && p.kernel_size <= kMostForThreeLevels;
+  // 0.183 ms; L=5 in two levels and the pass 0.216, in three 0.314 ms).
+  const bool three = p.levels == 3 && p.kernel_size <= kMostForThreeLevels;
   for (int levels = three ? largest(TileLevels()) : std::min(p.levels, 2); levels > 0; --levels) {
     const PatchChoice choice{levels, 0, 0};
     if (patch_bytes(p, choice) <= device.shared_per_block) return choice;
@@ -163,21 +159,19 @@ PatchChoice choose_patch_grad(const Problem& p, const Device& device) {
 }
 
 // The fewest rounds of tiles, a round being what the slots hold; a block costs about a tile more,
-// for its weights and the wait for its first window.
-int split_tiles(int channels, int tiles, int slots) {
+// for its weights and the wait for its first window. Blocks of more than `most` tiles end too far
+// apart.
+int split_tiles(int channels, int tiles, int slots, int most) {
   constexpr int kMostRounds = 8;
   const auto cost = [&](int splits) {
     const int64_t rounds = (int64_t(channels) * splits + slots - 1) / slots;
     return rounds * (ceil_div(tiles, splits) + 1);
   };
-  if (const char* env = std::getenv("WT_ROUNDS")) {
-    const int s = int(std::atof(env) * slots / channels);
-    return s < 1 ? 1 : s > tiles ? tiles : s;
-  }
   int best = 1;
-  for (int rounds = 1; rounds <= kMostRounds; ++rounds) {
-    const int splits = std::min(tiles, int(int64_t(rounds) * slots / channels));
-    if (splits > 0 && cost(splits) < cost(best)) best = splits;
+  const auto too_long = [&] { return ceil_div(tiles, best) > most; };
+  for (int rounds = 1; rounds <= kMostRounds || too_long(); ++rounds) {
+    const int splits = int(std::min<int64_t>(tiles, int64_t(rounds) * slots / channels));
+    if (splits > 0 && (too_long() || cost(splits) < cost(best))) best = splits;
   }
   return best;
 }

@@ -29,7 +29,7 @@ int patch_grad_blocks(const Problem& problem, const PatchChoice& choice);
 // Tiles of a channel.
 int patch_tiles(const Problem& problem, const PatchChoice& choice);
 // Blocks of a channel, where the multiprocessors hold `slots` blocks at once.
-int split_tiles(int channels, int tiles, int slots);
+int split_tiles(int channels, int tiles, int slots, int most = INT32_MAX);
 // Partial sums that a block writes for its share of a channel's tiles.
 int grad_parts(int tiles, int splits);
 

@@ -75,8 +75,8 @@ __device__ __forceinline__ void load_window(const BoxMap& map, const TileIndex& 
                                             uint64_t* barrier) {
   const int position = threadIdx.x;
   if (position >= W::cell(0)) return;
-  load_box(pixels + position * W::group(0), map, at.item, at.channel,
-           at.y - W::halo(0) + position, at.x - W::lead(0), barrier);
+  load_box(pixels + position * W::group(0), map, at.item, at.channel, at.y - W::halo(0) + position,
+           at.x - W::lead(0), barrier);
 }
 template <class W>
 constexpr int window_bytes() {
@@ -150,7 +150,7 @@ class FormLowpass {
   template <class T>
   __device__ __forceinline__ void operator()(const T* fine, float factor, T* lowpass) const {
     const ColumnSums<T> columns(factor);
-#pragma unroll 1
+#pragma unroll
     for (int n = 0; n < P::kOfWarp; ++n) {
       if ((n + 1) * P::kWarps > P::kProducts &&
           int(threadIdx.x) / 32 + n * P::kWarps >= P::kProducts)

@@ -123,7 +123,6 @@ __device__ __forceinline__ void filter_level2(const T* lowpass, const uint32_t* 
 template <int L>
 __device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileIndex& at,
                                             float (&coarse)[8 >> L][2]) {
-  wait_for_previous_grid();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int y = (at.y + lane / 4 * 8) >> L;
   const float* plane = static_cast<const float*>(p.coarse) +
@@ -279,6 +278,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
       __syncthreads();
       filter_level2<W>(band(2), fragments(2), low2);
     }
+    wait_for_previous_grid();
     if constexpr (L > 1) {
       if (p.coarse) load_coarse<L>(p, at, coarse);
     }
@@ -297,7 +297,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
       }
     }
     stage_outputs(sum, outputs);
-    fence_for_boxes();
+    if (launch.stores_boxes) fence_for_boxes();
   }
   wait_for_box_reads();
 }
@@ -311,7 +311,7 @@ const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t strea
   MmaForwardLaunch launch{};
   launch.patches = p;
   launch.patches.splits = split_tiles(p.channels, p.tiles, M::kBlocks * multiprocessors);
-  if (has_bulk_copies(kernel, kOfMultiprocessor)) {
+  if (M::kBoxes && has_bulk_copies(kernel, kOfMultiprocessor)) {
     const auto describe = [&](BoxMap& map, const View& v, const BoxShape& box) {
       return describe_boxes(map, v, 2, p.batch, p.channels, p.height, p.width, box);
     };
@@ -319,7 +319,7 @@ const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t strea
     launch.stores_boxes = describe(launch.output, p.output, kOutputBox);
   }
   return launch_kernel(kernel, launch, int64_t(p.channels) * launch.patches.splits, kPatchThreads,
-                       M::kBytes, stream, p.coarse != nullptr, kOfMultiprocessor);
+                       M::kBytes, stream, p.early, kOfMultiprocessor);
 }
 
 }  // namespace

@@ -113,7 +113,9 @@ struct MmaMemory {
     return kBarrier + 16 + (level > 1 ? lowpass_bytes<W, (L > 2 ? L - 2 : 0)>() : 0);
   }
   static constexpr int kBytes = kBarrier + 16 + lowpass_bytes<W, L - 1>();
-  static constexpr int kBlocks = blocks_of(kBytes, L == 1 ? (K == 5 ? 5 : 4) : L == 2 && K <= 5 ? 4 : 3);  // memory decides past these
+  static constexpr int kBlocks =
+      blocks_of(kBytes, L == 1 || (L == 2 && K <= 5) ? 4 : 3);  // memory decides past these
+  static constexpr bool kBoxes = L < 3;
   // Whether copies go through the L1 cache, where a tile finds what its window shares with one of
   // another block. Worth 11 % in small windows (8xCxHxW float16 on an H100, mean over C = 32 to 128
   // and H = 128 to 512, K = 5, L = 1: 0.066 ms for 0.074); larger ones on their way leave no room

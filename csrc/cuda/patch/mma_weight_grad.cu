@@ -96,8 +96,7 @@ __device__ __forceinline__ void add_products(const T* input, const T* grad, Grad
   for (int c = 0; c < kColumns; c += 8) {
     uint32_t out[kOperands][4];  // every second: two operands
 #pragma unroll
-    for (int o = 0; o < kOperands; o += 2)
-      load_transposed(g + o * WG::group(kLevel), out[o]);
+    for (int o = 0; o < kOperands; o += 2) load_transposed(g + o * WG::group(kLevel), out[o]);
     const auto multiply_operand = [&](int o, float (&to)[4], const uint32_t (&a)[4]) {
       multiply<T>(to, a, out[o / 2 * 2][o % 2 * 2], out[o / 2 * 2][o % 2 * 2 + 1]);
     };
@@ -296,6 +295,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
   };
   const FormLowpassIf<(L > 1), WX, 0> form_input(shared + M::kFormInput);
   const FormLowpassIf<(L > 1), WG, 0> form_grad(shared + M::kFormGrad);
+  wait_for_previous_grid();
   start(0);
   int n = 0;
 #pragma unroll 1
@@ -326,6 +326,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
     }
     // A part has a tile, whose windows are free behind this barrier.
     __syncthreads();
+    if (n == tiles.count) let_next_grid_start();
     const int64_t block = int64_t(tiles.channel) * p.splits + blockIdx.x / p.channels;
     write_partials<K, L>(sum, bias, reinterpret_cast<float*>(input(n - 1)),
                          p.partials + (block * p.parts + part) * sum_count(K, L));
@@ -335,7 +336,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
 template <class T, int K, int L>
 const char* launch(const PatchGradLaunch& p, cudaStream_t stream) {
   return launch_kernel(&mma_weight_grad_kernel<T, K, L>, p, int64_t(p.channels) * p.splits,
-                       kPatchThreads, MmaGradMemory<K, L>::kBytes, stream);
+                       kPatchThreads, MmaGradMemory<K, L>::kBytes, stream, p.early);
 }
 
 }  // namespace

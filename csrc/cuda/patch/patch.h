@@ -76,6 +76,7 @@ struct PatchLaunch {
   int splits;                   // blocks of a channel, or of a group
   int input_bytes;              // of one access to the input
   bool wide_output;             // accesses of 16 bytes instead of an element
+  bool early;                   // a kernel of the same call precedes it
 };
 
 // A launch on planes that are the low-pass band of the input `down` levels below it: planes.height
@@ -100,6 +101,7 @@ struct PatchGradLaunch {
   int cells, group, grad_bytes, input_bytes;  // as above
   int splits, parts;
   bool base_wanted, level_wanted, bias_wanted;
+  bool early;  // as above
 };
 
 }  // namespace wtconv::cuda
