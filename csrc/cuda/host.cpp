@@ -239,7 +239,8 @@ void Call::run_patches(const Plane& input, const Plane& output, int first_level,
   PatchLaunch launch = describe_patches(input, output, first_level, choice, adjoint);
   const Tensor coarse = add_coarse_levels(launch, input, first_level, choice.levels, adjoint);
   const int multiprocessors = device_properties(device).multiprocessors;
-  launch.early = started;
+  // It reads its input before it waits: the call's own, not a band that a kernel just formed.
+  launch.early = started && first_level == 0;
   launched(choice.group > 0   ? launch_group_forward(launch, input.dtype, multiprocessors, stream)
            : choice.cells > 0 ? launch_patch_planes(launch, input.dtype, multiprocessors, stream)
            : input.dtype == DType::kFloat32

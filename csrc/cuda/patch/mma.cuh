@@ -109,6 +109,7 @@ class FormLowpass {
   static constexpr int kRows = P::kRows, kCols = W::cols(kNext);
   static constexpr bool kAligned = P::kWords == 1;
   static_assert(W::cells(kLevel) == kCells, "a cell of the band is one of the finer");
+  static_assert(W::size(kLevel) <= 1 << 16 && W::size(kNext) < 1 << 15, "places are half words");
 
   // Where the thread reads and writes in each product, in elements, settled once for all tiles. The
   // halves of a word: where it reads; where it writes, kTwice set where row + 8 is wanted, too, or

@@ -198,6 +198,63 @@ struct MmaForwardLaunch {
   BoxMap input, output;
 };
 
+// Windows and outputs of a block's tiles on their way. Two windows: that of tile n is the (n %
+// 2)th.
+template <class T, int K, int L>
+class TileCopies {
+  using W = MmaWindow<K, L>;
+  using M = MmaMemory<K, L>;
+  const MmaForwardLaunch& launch_;
+  unsigned char* shared_;
+  uint64_t* barrier() const { return reinterpret_cast<uint64_t*>(shared_ + M::kBarrier); }
+
+ public:
+  __device__ __forceinline__ TileCopies(const MmaForwardLaunch& launch, unsigned char* shared)
+      : launch_(launch), shared_(shared) {
+    if (threadIdx.x == 0) init_byte_barrier(barrier());
+    __syncwarp();
+  }
+  __device__ __forceinline__ T* window(int n) const {
+    return reinterpret_cast<T*>(shared_ + n % 2 * M::kWindow);
+  }
+  __device__ __forceinline__ T* outputs() const {
+    return reinterpret_cast<T*>(shared_ + M::kOutputs);
+  }
+
+  __device__ __forceinline__ void start_window(int n, const TileIndex& at) const {
+    const PatchLaunch& p = launch_.patches;
+    if (launch_.loads_boxes) {
+      if (threadIdx.x == 0) expect_bytes(barrier(), window_bytes<W>());
+      load_window<W>(launch_.input, at, window(n), barrier());
+    } else {
+      fill_mma_window<W, 16, M::kCached>(p.input, p.input_bytes == 16, p, at, window(n));
+    }
+  }
+  // Others see the window behind a barrier.
+  __device__ __forceinline__ void wait_for_window(int n) const {
+    if (launch_.loads_boxes) {
+      wait_for_bytes(barrier(), n);
+    } else {
+      wait_for_copies();
+    }
+  }
+
+  // Behind a barrier after the outputs were staged, and committed by every thread.
+  __device__ __forceinline__ void start_store(const TileIndex& at) const {
+    if (!launch_.stores_boxes) return store_tile(launch_.patches, at, outputs());
+    const int f = threadIdx.x;
+    if (f < kOutputBox.row_step) {
+      store_box(outputs() + f * kOutputBox.rows * kOutputBox.cols, launch_.output, at.item,
+                at.channel, at.y + f, at.x);
+    }
+  }
+  __device__ __forceinline__ void commit_outputs() const {
+    if (launch_.stores_boxes) fence_for_boxes();
+  }
+  // Outputs may be staged again behind the next barrier.
+  __device__ __forceinline__ void wait_for_store() const { wait_for_box_reads(); }
+};
+
 template <class T, int K, int L>
 __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
     mma_forward_kernel(const __grid_constant__ MmaForwardLaunch launch) {
@@ -205,31 +262,19 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
   using M = MmaMemory<K, L>;
   const PatchLaunch& p = launch.patches;
   extern __shared__ __align__(1024) unsigned char shared[];
-  T* outputs = reinterpret_cast<T*>(shared + M::kOutputs);
   auto& taps = *reinterpret_cast<ChannelTaps<K, L>*>(shared + M::kTaps);
   const auto band = [&](int level) { return reinterpret_cast<T*>(shared + M::band(level)); };
   const auto fragments = [&](int level) {
     return reinterpret_cast<uint32_t*>(shared + M::fragments(level));
   };
-  const auto window = [&](int n) { return reinterpret_cast<T*>(shared + n % 2 * M::kWindow); };
 
   // Blocks that run together share the rims of their windows (as in mma_layout.h: L = 1 0.066 ms
   // for 0.070 where each takes neighbours in turn, L = 2 0.084 for 0.087, L = 3 the same).
   const BlockTiles tiles = BlockTiles::strided(p);
   const TileIndex step(p, tiles.channel, tiles.step);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
-  uint64_t* barrier = reinterpret_cast<uint64_t*>(shared + M::kBarrier);
-  const auto start = [&](int n) {
-    if (launch.loads_boxes) {
-      if (threadIdx.x == 0) expect_bytes(barrier, window_bytes<W>());
-      load_window<W>(launch.input, next, window(n), barrier);
-    } else {
-      fill_mma_window<W, 16, M::kCached>(p.input, p.input_bytes == 16, p, next, window(n));
-    }
-  };
-  if (threadIdx.x == 0) init_byte_barrier(barrier);
-  __syncwarp();
-  start(0);
+  const TileCopies<T, K, L> copies(launch, shared);
+  copies.start_window(0, at);
   const FormLowpassIf<(L > 1), W, 0> form_level1(shared + M::products(1));
   const FormLowpassIf<(L > 2), W, 1> form_level2(shared + M::products(2));
   read_taps(p.params, tiles.channel, taps);
@@ -239,38 +284,21 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
   if constexpr (L > 2) form_fragments<W, T, K, L, 2>(taps, fragments(2));
 #pragma unroll 1
   for (int n = 0;; ++n) {
-    if (n < tiles.count) {
-      if (launch.loads_boxes) {
-        wait_for_bytes(barrier, n);
-      } else {
-        wait_for_copies();
-      }
-    }
+    if (n < tiles.count) copies.wait_for_window(n);
     __syncthreads();
-    if (n > 0) {
-      if (launch.stores_boxes) {
-        if (threadIdx.x < 8) {
-          store_box(outputs + threadIdx.x * 8 * kPatchTile, launch.output, at.item, at.channel,
-                    at.y + threadIdx.x, at.x);
-        }
-      } else {
-        store_tile(p, at, outputs);
-      }
-    }
+    if (n > 0) copies.start_store(at);
     if (n == tiles.count) break;
     at = next;
-    T* pixels = window(n);
+    T* pixels = copies.window(n);
     if (n + 1 < tiles.count) {
       next.advance(p, step);
-      start(n + 1);
+      copies.start_window(n + 1, next);
     }
     float sum[8][4] = {}, low1[2][4] = {}, low2[2][2] = {}, coarse[8 >> L][2] = {};
     // Averages cannot overflow; sums of gradients, where rotated, shall not underflow.
     const float average = p.params.rotate ? 0.5f : 0.25f, raise = 0.25f / average;
-    if constexpr (L > 1) {
-      form_level1(pixels, average, band(1));
-    }
-    wait_for_box_reads();
+    if constexpr (L > 1) form_level1(pixels, average, band(1));
+    copies.wait_for_store();
     __syncthreads();
     if constexpr (L > 2) form_level2(band(1), average, band(2));
     if constexpr (L > 1) filter_level1<W>(band(1), fragments(1), low1);
@@ -296,10 +324,10 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
         sum[f][c] = factor * sum[f][c] + rest;
       }
     }
-    stage_outputs(sum, outputs);
-    if (launch.stores_boxes) fence_for_boxes();
+    stage_outputs(sum, copies.outputs());
+    copies.commit_outputs();
   }
-  wait_for_box_reads();
+  copies.wait_for_store();
 }
 
 template <class T, int K, int L>
@@ -316,7 +344,8 @@ const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t strea
       return describe_boxes(map, v, 2, p.batch, p.channels, p.height, p.width, box);
     };
     launch.loads_boxes = describe(launch.input, p.input, window_box<MmaWindow<K, L>>());
-    launch.stores_boxes = describe(launch.output, p.output, kOutputBox);
+    // The fence before their stores waits for copies of the other kind, too.
+    launch.stores_boxes = launch.loads_boxes && describe(launch.output, p.output, kOutputBox);
   }
   return launch_kernel(kernel, launch, int64_t(p.channels) * launch.patches.splits, kPatchThreads,
                        M::kBytes, stream, p.early, kOfMultiprocessor);
