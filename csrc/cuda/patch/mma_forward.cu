@@ -206,7 +206,9 @@ class TileCopies {
   using M = MmaMemory<K, L>;
   const MmaForwardLaunch& launch_;
   unsigned char* shared_;
-  uint64_t* barrier() const { return reinterpret_cast<uint64_t*>(shared_ + M::kBarrier); }
+  __device__ __forceinline__ uint64_t* barrier() const {
+    return reinterpret_cast<uint64_t*>(shared_ + M::kBarrier);
+  }
 
  public:
   __device__ __forceinline__ TileCopies(const MmaForwardLaunch& launch, unsigned char* shared)

@@ -115,9 +115,8 @@ struct MmaMemory {
   static constexpr int kBytes = kBarrier + 16 + lowpass_bytes<W, L - 1>();
   static constexpr int kBlocks =
       blocks_of(kBytes, L == 1 || (L == 2 && K <= 5) ? 4 : 3);  // memory decides past these
-  // Whether windows and outputs go in boxes. Not in windows of 96 x 96 pixels, whose rows end
-  // within a line of 128 bytes (K = 5, L = 3 on an H200: 0.100 ms for 0.096, geometric mean as
-  // below).
+  // Whether windows and outputs go in boxes: larger windows are slower (8xCxHxW float16 on an H200,
+  // mean over C = 32 to 128 and H = 128 to 512, K = 5, L = 3: 0.100 ms for 0.096).
   static constexpr bool kBoxes = L < 3;
   // Whether other copies go through the L1 cache, where a tile finds what its window shares with
   // one of another block. Worth 11 % in small windows (8xCxHxW float16 on an H100, mean over C = 32
