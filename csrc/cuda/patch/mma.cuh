@@ -19,30 +19,29 @@ __device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float low, float high) {
   return reinterpret_cast<const uint32_t&>(both);
 }
 
-// Copies the columns of a window from piece kFirst on, as many at once as divide the threads.
-// `corner` is the first pixel of the window, in row y and column x of a plane.
-template <class W, int kBytes, bool kCached, int kFirst, class T, class Launch>
+// Copies a window in pieces of kBytes. `corner` is its first pixel, in row y and column x of a
+// plane. A thread keeps its column and the position of its rows in their cells, which makes what it
+// adds from row to row a constant; threads that no whole rows are left for have none.
+template <class W, int kBytes, bool kCached, class T, class Launch>
 __device__ __forceinline__ void fill_pieces(const T* corner, const View& view, const Launch& p,
                                             int y, int x, T* pixels) {
-  constexpr int kPiece = kBytes / 2, kLeft = W::cols(0) / kPiece - kFirst;
-  constexpr int kColumns = kLeft >= 16 ? 16 : kLeft >= 8 ? 8 : kLeft >= 4 ? 4 : 2;
-  constexpr int kStep = kPatchThreads / kColumns;
-  static_assert(kStep % W::cell(0) == 0 && kLeft % 2 == 0, "steps keep the row of the cell");
-  const int col = (kFirst + threadIdx.x % kColumns) * kPiece, row = threadIdx.x / kColumns;
+  constexpr int kPiece = kBytes / 2, kColumns = W::cols(0) / kPiece, kCell = W::cell(0);
+  constexpr int kStep = kPatchThreads / kColumns / kCell * kCell, kRows = W::rows(0);
+  static_assert(kStep > 0, "a cell's rows fit the threads");
+  const int col = threadIdx.x % kColumns * kPiece, row = threadIdx.x / kColumns;
+  if (row >= kStep) return;
   const bool inside = unsigned(x + col) < unsigned(p.width);
   const int64_t step = kStep * view.stride_y;
   const T* from = corner + row * view.stride_y + col;
   T* to = pixels + W::template row_at<0>(row) + col;
 #pragma unroll
-  for (int r = 0; r < W::rows(0); r += kStep) {
-    if (r + kStep <= W::rows(0) || r + row < W::rows(0)) {
-      copy_async<kBytes, kCached>(to + r / W::cell(0) * W::pitch(0), from,
+  for (int r = 0; r < kRows; r += kStep) {
+    if (r + kStep <= kRows || r + row < kRows) {
+      copy_async<kBytes, kCached>(to + r / kCell * W::pitch(0), from,
                                   inside && unsigned(y + row + r) < unsigned(p.height));
     }
     from += step;
   }
-  if constexpr (kLeft > kColumns)
-    fill_pieces<W, kBytes, kCached, kFirst + kColumns>(corner, view, p, y, x, pixels);
 }
 
 // Starts to copy the window of a tile, zero outside the plane, in pieces of kBytes where the tensor
@@ -53,7 +52,7 @@ __device__ __forceinline__ void fill_mma_window(const View& view, bool aligned, 
   const int y = at.y - W::halo(0), x = at.x - W::lead(0);
   const T* corner = static_cast<const T*>(view.data) + at.item * view.stride_b +
                     at.channel * view.stride_c + y * view.stride_y + x * view.stride_x;
-  if (aligned) return fill_pieces<W, kBytes, kCached, 0>(corner, view, p, y, x, pixels);
+  if (aligned) return fill_pieces<W, kBytes, kCached>(corner, view, p, y, x, pixels);
   for (int i = threadIdx.x; i < W::rows(0) * W::cols(0); i += kPatchThreads) {
     const int row = i / W::cols(0), col = i % W::cols(0);
     const bool inside =

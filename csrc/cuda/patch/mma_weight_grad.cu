@@ -245,15 +245,17 @@ __device__ __forceinline__ void write_partials(const GradSums<K, L> (&sum)[L],
   out[sum_count(K, L) - 1] = total;
 }
 
-// The tile's own coefficients of the low-pass band L levels down to dense planes, times `factor` in
-// the type of the pixels, and in float32 where `exact` is not null.
-template <class W, int L, class T>
-__device__ __forceinline__ void store_lowpass(const T* pixels, const PatchGradLaunch& p,
+// The tile's own coefficients of the low-pass band L levels down to dense planes, from that of
+// kLevel (0: the pixels): times `factor` in the type of the pixels, and in float32 where `exact` is
+// not null.
+template <class W, int L, int kLevel, class T>
+__device__ __forceinline__ void store_lowpass(const T* fine, const PatchGradLaunch& p,
                                               const TileIndex& at, float factor, void* low,
                                               float* exact) {
-  constexpr int kSide = kPatchTile >> L, kSize = 1 << L, kStep = kPatchThreads / kSide;
-  static_assert(W::halo(0) % kSize == 0, "the rows of a coefficient lie in one cell");
-  const int rows = (p.height + kSize - 1) / kSize, cols = (p.width + kSize - 1) / kSize;
+  constexpr int kSide = kPatchTile >> L, kStep = kPatchThreads / kSide;
+  constexpr int kDown = L - kLevel, kSize = 1 << kDown;
+  static_assert(W::halo(kLevel) % kSize == 0, "the rows of a coefficient lie in one cell");
+  const int rows = ceil_div(p.height, 1 << L), cols = ceil_div(p.width, 1 << L);
   const int first = threadIdx.x / kSide, col = threadIdx.x % kSide, x = (at.x >> L) + col;
   if (x >= cols) return;
   const int64_t corner =
@@ -261,14 +263,14 @@ __device__ __forceinline__ void store_lowpass(const T* pixels, const PatchGradLa
   const int last = min(kSide, rows - (at.y >> L));
 #pragma unroll 2
   for (int r = first; r < last; r += kStep) {
-    const T* from =
-        pixels + W::template row_at<0>((r << L) + W::halo(0)) + W::lead(0) + col * kSize;
+    const T* from = fine + W::template row_at<kLevel>(r * kSize + W::halo(kLevel)) +
+                    W::lead(kLevel) + col * kSize;
     Vector<T, kSize> row[kSize];
 #pragma unroll
     for (int i = 0; i < kSize; ++i)
-      row[i] = *reinterpret_cast<const Vector<T, kSize>*>(from + i * W::group(0));
+      row[i] = *reinterpret_cast<const Vector<T, kSize>*>(from + i * W::group(kLevel));
     const float value =
-        lowpass_of<L, float>([&](int i, int j) { return widen<float>(row[i].lane[j]); });
+        lowpass_of<kDown, float>([&](int i, int j) { return widen<float>(row[i].lane[j]); });
     static_cast<T*>(low)[corner + r * cols] = narrow<T>(factor * value);
     if (exact) exact[corner + r * cols] = value;
   }
@@ -315,14 +317,15 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
         form_input(input(n), 0.5f / kLowScale, low_input);
         form_grad(grad(n), 0.5f, low_grad);
       }
-      // Averages of x cannot overflow; sums of gradients shall not underflow.
-      if (p.low_input) store_lowpass<WX, L>(input(n), p, at, 1.0f / (1 << L), p.low_input, nullptr);
-      if (p.low_grad) store_lowpass<WG, L>(grad(n), p, at, 1, p.low_grad, p.exact_low_grad);
+      if (p.low_grad) store_lowpass<WG, L, 0>(grad(n), p, at, 1, p.low_grad, p.exact_low_grad);
       add_products<K, L, 0>(input(n), grad(n), sum[0], p.bias_wanted ? &bias : nullptr);
-      if constexpr (L > 1) {
-        __syncthreads();
-        add_products<K, L, 1, T>(low_input, low_grad, sum[1], nullptr);
+      if constexpr (L > 1) __syncthreads();
+      // Averages, which cannot overflow; sums of gradients shall not underflow.
+      if (p.low_input) {
+        store_lowpass<WX, L, L - 1>(L > 1 ? low_input : input(n), p, at, 0.5f, p.low_input,
+                                    nullptr);
       }
+      if constexpr (L > 1) add_products<K, L, 1, T>(low_input, low_grad, sum[1], nullptr);
     }
     // A part has a tile, whose windows are free behind this barrier.
     __syncthreads();
