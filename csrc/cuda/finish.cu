@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
   const int slots = slot_count(p.levels), lane = threadIdx.x % 32;
   const int64_t warp = (blockIdx.x * int64_t(blockDim.x) + threadIdx.x) / 32;
   wait_for_previous_grid();
+  let_next_grid_start();
   if (warp >= int64_t(p.channels) * slots) return;
   const int64_t c = warp / slots;
   const int slot = int(warp % slots), level = (slot + kSubbands - 1) / kSubbands,

@@ -20,6 +20,7 @@ class WeightGradient {
       : call_(call), wanted_(wanted), out_(out) {}
 
   void run(const Plane& grad_output, const Plane& input) {
+    if (wanted_.input) operator_levels_ = call_.launch_levels(grad_output, 0, true);
     add_levels(grad_output, input, 0);
     finish();
   }
@@ -47,10 +48,9 @@ class WeightGradient {
     return first_level == 0 &&
            (wanted_.base_bias || (wanted_.base_scale && call_.params.base_bias));
   }
-  // Whether the input gradient has levels past those that its first launch takes.
-  bool operator_needs_lowpass(const Problem& problem) const {
-    return wanted_.input &&
-           choose_patch(problem, device_properties(call_.device)).levels < call_.levels();
+  // Whether the deep levels of the input gradient begin with this band of grad_output, or below.
+  bool operator_takes(int down) const {
+    return operator_levels_ < call_.levels() && down <= operator_levels_;
   }
   // Whether anything is wanted of the base path or of levels past first_level.
   bool wants_beyond(int first_level) const {
@@ -105,9 +105,9 @@ class WeightGradient {
       low_input = call_.allocate_lowpass(input, levels, dtype, choice.group > 0);
       launch.low_grad = low_grad.first.mutable_data_ptr();
       launch.low_input = low_input.first.mutable_data_ptr();
-      if (first_level == 0 && operator_needs_lowpass(problem)) {
+      if (operator_takes(first_level + levels) && (first_level == 0 || !tensor_cores)) {
         low_grad_ = tensor_cores ? call_.allocate_lowpass(grad_output, levels) : low_grad;
-        low_levels_ = levels;
+        low_levels_ = first_level + levels;
         if (tensor_cores)
           launch.exact_low_grad = static_cast<float*>(low_grad_.first.mutable_data_ptr());
       }
@@ -186,7 +186,8 @@ class WeightGradient {
     if (first_level + levels == call_.levels() || !wants_beyond(first_level + levels)) return;
     const auto low_grad = call_.form_lowpass(grad_output, levels);
     const auto low_input = call_.form_lowpass(input, levels);
-    if (first_level == 0) low_grad_ = low_grad, low_levels_ = levels;
+    if (operator_takes(first_level + levels))
+      low_grad_ = low_grad, low_levels_ = first_level + levels;
     add_levels(low_grad.second, low_input.second, first_level + levels);
   }
 
@@ -197,6 +198,7 @@ class WeightGradient {
   LevelSums sums_[kMaxLevels + 1] = {};
   DType dtype_ = DType::kFloat32;  // of the activations
   float scale_ = 1;                // that the input of the next levels was divided by
+  int operator_levels_ = 0;        // that the first launch of the input gradient takes
   std::pair<Tensor, Plane> low_grad_;
   int low_levels_ = 0;
 };

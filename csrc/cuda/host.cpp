@@ -239,13 +239,21 @@ void Call::run_patches(const Plane& input, const Plane& output, int first_level,
   PatchLaunch launch = describe_patches(input, output, first_level, choice, adjoint);
   const Tensor coarse = add_coarse_levels(launch, input, first_level, choice.levels, adjoint);
   const int multiprocessors = device_properties(device).multiprocessors;
-  // It reads its input before it waits: the call's own, not a band that a kernel just formed.
-  launch.early = started && first_level == 0;
+  // Kernels on large planes copy their first windows before they wait: of the call's own input, not
+  // of a band that a kernel just formed.
+  launch.early = started && (first_level == 0 || choice.cells > 0);
   launched(choice.group > 0   ? launch_group_forward(launch, input.dtype, multiprocessors, stream)
            : choice.cells > 0 ? launch_patch_planes(launch, input.dtype, multiprocessors, stream)
            : input.dtype == DType::kFloat32
                ? launch_patch_forward(launch, multiprocessors, stream)
                : launch_mma_forward(launch, input.dtype, multiprocessors, stream));
+}
+
+int Call::launch_levels(const Plane& input, int first_level, bool adjoint) const {
+  const Device& properties = device_properties(device);
+  const Problem problem = this->problem(input, first_level, adjoint);
+  const int levels = choose_patch(problem, properties).levels;
+  return levels > 0 ? levels : choose_tile(problem, properties).levels;
 }
 
 void Call::run_operator(const Plane& input, const Plane& output, int first_level,

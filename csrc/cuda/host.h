@@ -87,6 +87,8 @@ struct Call {
     started = true;
   }
 
+  // Levels that one launch of the operator takes.
+  int launch_levels(const Plane& input, int first_level, bool adjoint) const;
   // output = F(input), with every kernel rotated and the padding mirrored for the adjoint.
   void run_operator(const Plane& input, const Plane& output, int first_level, bool adjoint) const;
   // Parameters of the `levels` levels after the first `first_level`; the adjoint has no bias.

@@ -76,7 +76,7 @@ struct PatchLaunch {
   int splits;                   // blocks of a channel, or of a group
   int input_bytes;              // of one access to the input
   bool wide_output;             // accesses of 16 bytes instead of an element
-  bool early;                   // a kernel of the same call precedes it
+  bool early;                   // may start before the kernel before it ends, one of the same call
 };
 
 // A launch on planes that are the low-pass band of the input `down` levels below it: planes.height
