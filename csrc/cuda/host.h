@@ -6,7 +6,7 @@
 //   lowpass.cu, finish.cu                               what both need between launches, and after
 //   staged.cu                                           kernels of the staged ops
 //   launch.h, launch.cuh, launch_kernel.cuh             all launchers, and how they launch
-//   element.cuh, intrinsics.cuh                         what all kernels share
+//   element.cuh, intrinsics.cuh, box.h                  what all kernels share
 //
 // Below host.h no file includes a Torch header.
 #pragma once

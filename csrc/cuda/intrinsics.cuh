@@ -1,5 +1,5 @@
-// What the patch kernels ask of the hardware in PTX: asynchronous copies, matrix instructions,
-// overlap of kernels.
+// What the patch kernels ask of the hardware in PTX: asynchronous and bulk copies, matrix
+// instructions, overlap of kernels.
 //
 // Without a CUDA compiler cuda_on_cpu.h stands in for the keywords and for this: a test runs the
 // kernels on the CPU (tests/cuda_on_cpu).

@@ -15,6 +15,9 @@
 //   copy the window (asynchronous; the next one meanwhile) -> LL1, LL2 into shared memory by MMA
 //   -> outputs of levels 2 and 3, and y, into registers by MMA -> sum -> shared memory -> store
 //
+// On sm_90 the copy and the store are bulk copies of boxes: a thread starts each, and the rows of
+// equal position in their cells are one box.
+//
 // A warp computes 64 x 16 pixels, in products whose 16 rows are one row of each of the eight 8-row
 // cells of the tile, at 8 columns and at the 8 further: three groups of 8 columns of a row of x
 // serve up to 8 products. A lane's pixels lie below coefficients that the same lane computes, so no
