@@ -1,4 +1,5 @@
-// The launch of one kernel, and the boxes of its tensors. Without a CUDA compiler cuda_on_cpu.h stands in, as for intrinsics.cuh.
+// The launch of one kernel, and the boxes of its tensors. Without a CUDA compiler cuda_on_cpu.h
+// stands in, as for intrinsics.cuh.
 #pragma once
 
 #ifdef __CUDACC__
