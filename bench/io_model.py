@@ -137,8 +137,7 @@ class Plane:
         """Levels that a launch of the operator takes where ``levels`` are left."""
         if self.side <= (2 * TILE if self.channels_last else TILE) and not self.tensor_cores:
             return levels
-        large_band = self.tensor_cores and levels > 3 and self.side > 4 * TILE
-        three = not self.channels_last and (levels == 3 or large_band)
+        three = not self.channels_last and levels == 3
         return min(levels, 3 if three else 2)
 
     def gradient_levels(self, levels: int) -> int:

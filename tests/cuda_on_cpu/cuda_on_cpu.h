@@ -7,8 +7,8 @@
 // for, every access of a wrapped instruction must lie in the block's shared memory and be aligned,
 // the lanes of a warp must meet at the same instruction. The launch returns what went wrong.
 //
-// cuda_on_cpu.cpp is the scheduler of the threads, driver.cpp what tests/emulator.py calls, and
-// races.cpp the program that ThreadSanitizer watches.
+// cuda_on_cpu.cpp is the scheduler of the threads, boxes.h has the bulk copies, driver.cpp what
+// tests/emulator.py calls, and races.cpp the program that ThreadSanitizer watches.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -146,6 +146,8 @@ inline uint32_t __reduce_max_sync(unsigned, uint32_t value) {
 inline uint32_t __float_as_uint(float value) { return std::bit_cast<uint32_t>(value); }
 inline float __uint_as_float(uint32_t value) { return std::bit_cast<float>(value); }
 
+#include "boxes.h"
+
 namespace wtconv::cuda {
 
 // The array that kernels declare `extern __shared__`, in their unnamed namespace: of every file the
@@ -201,6 +203,13 @@ template <class T>
 uint32_t load_pair(const T* p) {
   cuda_on_cpu::check_shared(p, 4);
   return *reinterpret_cast<const uint32_t*>(p);
+}
+
+constexpr int kAllShared = 1 << 20;
+
+template <class Kernel>
+bool has_bulk_copies(Kernel*, int) {
+  return bulk_copies != 0;
 }
 
 template <class Kernel, class Params>
