@@ -61,7 +61,7 @@ class PatchLaunch(Structure):
         *((name, c_int) for name in ("coarse_rows", "coarse_cols")),
         *((name, c_int) for name in ("batch", "channels", "height", "width")),
         *((name, c_int) for name in ("kernel_size", "levels", "tiles_y", "tiles_x", "tiles")),
-        *((name, c_int) for name in ("cells", "group", "splits", "input_bytes")),
+        *((name, c_int) for name in ("cells", "group", "splits", "together", "input_bytes")),
         *((name, c_bool) for name in ("wide_output", "early")),
     ]
 
@@ -81,7 +81,7 @@ class PatchGradLaunch(Structure):
         *((name, c_int) for name in ("batch", "channels", "height", "width")),
         *((name, c_int) for name in ("kernel_size", "levels", "tiles_y", "tiles_x", "tiles")),
         *((name, c_int) for name in ("cells", "group", "grad_bytes", "input_bytes")),
-        *((name, c_int) for name in ("splits", "parts")),
+        *((name, c_int) for name in ("splits", "together", "parts")),
         *((name, c_bool) for name in ("base_wanted", "level_wanted", "bias_wanted", "early")),
     ]
 

@@ -95,6 +95,7 @@ def grad_launch(
         input_bytes=x.itemsize,
         grad_bytes=x.itemsize,
         splits=1,
+        together=1,
         parts=1,
         base_wanted=True,
         level_wanted=True,
@@ -187,6 +188,7 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
         low.give(launch)
     launch.input_bytes, launch.grad_bytes = max(case.bytes, size), grad_bytes
     launch.splits, launch.parts = case.splits, case.parts
+    launch.together = min(case.splits, 2)
     launch.base_wanted = launch.bias_wanted = case.base
     launch.level_wanted, launch.early = case.level, case.early
     if case.early:

@@ -139,8 +139,10 @@ class WeightGradient {
     launch.tiles = patch_tiles(problem, choice);
     const int slots =
         patch_grad_blocks(problem, choice) * device_properties(call_.device).multiprocessors;
-    launch.splits =
-        split_tiles(ceil_div(call_.channels, std::max(choice.group, 1)), launch.tiles, slots);
+    const int channels_or_groups = ceil_div(call_.channels, std::max(choice.group, 1));
+    launch.splits = split_tiles(channels_or_groups, launch.tiles, slots,
+                                choice.cells == 0 ? kMostTilesOfSum : INT32_MAX);
+    launch.together = blocks_together(channels_or_groups, launch.splits, slots);
     launch.parts = grad_parts(launch.tiles, launch.splits);
     launch.base_wanted = wants_level(first_level, 0);
     launch.level_wanted = wants_level(first_level, 1);

@@ -62,7 +62,7 @@ const char* run_weight_grad(int levels, std::vector<__half>& x, std::vector<__ha
   p.levels = levels;
   p.tiles_y = 2, p.tiles_x = 3, p.tiles = 6;
   p.grad_bytes = p.input_bytes = 16;
-  p.splits = 1, p.parts = 2;
+  p.splits = p.together = 1, p.parts = 2;
   p.base_wanted = p.level_wanted = p.bias_wanted = true;
   return launch_mma_weight_grad(p, DType::kFloat16, nullptr);
 }
@@ -88,7 +88,7 @@ const char* run_group(DType dtype, std::vector<T>& x, std::vector<T>& y) {
   g.partials = partials.data();
   g.batch = kItems, g.channels = kGroup, g.height = g.width = kSide, g.kernel_size = 5;
   g.cells = 1, g.group = kGroup, g.grad_bytes = g.input_bytes = p.input_bytes;
-  g.splits = 1, g.parts = 2;
+  g.splits = g.together = 1, g.parts = 2;
   g.base_wanted = g.level_wanted = g.bias_wanted = true;
   return launch_group_weight_grad(g, dtype, nullptr);
 }

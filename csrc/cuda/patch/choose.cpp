@@ -176,11 +176,10 @@ int split_tiles(int channels, int tiles, int slots, int most) {
   return best;
 }
 
-// A partial sum covers no more than 16 tiles: 512 products a thread, which keeps the rounding of
-// float32 sums below 1e-6.
-int grad_parts(int tiles, int splits) {
-  constexpr int kMostTiles = 16;
-  return ceil_div(ceil_div(tiles, splits), kMostTiles);
+int blocks_together(int channels, int splits, int slots) {
+  return std::clamp(slots / channels, 1, splits);
 }
+
+int grad_parts(int tiles, int splits) { return ceil_div(ceil_div(tiles, splits), kMostTilesOfSum); }
 
 }  // namespace wtconv::cuda

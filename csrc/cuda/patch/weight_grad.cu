@@ -215,7 +215,8 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
       if (p.low_input) store_lowpass<WX>(input_bands, lowpass_planes(p.low_input));
     }
     if (part + 1 == p.parts) let_next_grid_start();
-    const int64_t index = (int64_t(tiles.channel) * p.splits + tiles.first) * p.parts + part;
+    const int64_t index =
+        (int64_t(tiles.channel) * p.splits + blockIdx.x / p.channels) * p.parts + part;
     write_partials<K>(base, band, bias, exchange, p.partials + index * sum_count(K, 1));
     __syncthreads();
   }
