@@ -173,8 +173,8 @@ def run_forward(
         # Behind the coarse levels; an input gradient, behind weight gradients.
         early=case.coarse or case.rotate,
     )
-    if coarse is not None:
-        kernels.write_late(coarse)
+    if launch.early and (case.coarse or case.cells):
+        kernels.write_late(x.storage if coarse is None else coarse)
     kernels.forward(launch, case.dtype, case.multiprocessors, case.bulk_copies)
     y.assert_nothing_else_written()
     return x.tensor, y.tensor

@@ -201,6 +201,7 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
         emulator.LevelSums(partials.data_ptr(), partials.shape[1], slots, first, factor)
         for first, factor in zip(first_sums(case.kernel, levels), factors, strict=True)
     ]
+    kernels.write_late(partials)
     ours = finish(kernels, params, sums, case.dtype, case.base, case.level)
     leaves = params.leaves()
     output = apply(x.tensor.double(), leaves, case.base)
