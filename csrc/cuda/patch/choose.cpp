@@ -69,6 +69,23 @@ PatchChoice choose(const Problem& p, const Device& device, int slots, Bytes byte
   return {};
 }
 
+// f of the layout of shared memory of a weight-gradient kernel, but of a group's.
+template <class F>
+int with_grad_memory(const Problem& p, const PatchChoice& choice, F f) {
+  return with_element(p.element_bytes, [&](auto element) {
+    return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
+      return with_constant(GradCells(), choice.cells, [&](auto g) {
+        if constexpr (element() == 2 && g() == 0) {
+          return with_constant(MmaGradLevels(), choice.levels,
+                               [&](auto l) { return f(MmaGradMemory<k(), l()>()); });
+        } else {
+          return f(GradMemory<element(), k(), g()>());
+        }
+      });
+    });
+  });
+}
+
 }  // namespace
 
 int patch_bytes(const Problem& p, const PatchChoice& choice) {
@@ -99,23 +116,15 @@ int patch_bytes(const Problem& p, const PatchChoice& choice) {
 int patch_grad_bytes(const Problem& p, const PatchChoice& choice) {
   if (choice.group > 0)
     return GroupGradMemory(p.height, p.width, p.kernel_size, p.element_bytes, choice.group).bytes;
-  return with_element(p.element_bytes, [&](auto element) {
-    return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
-      return with_constant(GradCells(), choice.cells, [&](auto g) {
-        if constexpr (element() == 2 && g() == 0) {
-          return with_constant(MmaGradLevels(), choice.levels,
-                               [&](auto l) { return MmaGradMemory<k(), l()>::kBytes; });
-        } else {
-          return GradMemory<element(), k(), g()>::kBytes;
-        }
-      });
-    });
-  });
+  return with_grad_memory(p, choice, [](auto memory) { return decltype(memory)::kBytes; });
 }
 
 int patch_grad_blocks(const Problem& p, const PatchChoice& choice) {
-  if (choice.group == 0) return 3;
-  return GroupGradMemory(p.height, p.width, p.kernel_size, p.element_bytes, choice.group).blocks();
+  if (choice.group > 0) {
+    return GroupGradMemory(p.height, p.width, p.kernel_size, p.element_bytes, choice.group)
+        .blocks();
+  }
+  return with_grad_memory(p, choice, [](auto memory) { return decltype(memory)::kBlocks; });
 }
 
 int patch_tiles(const Problem& p, const PatchChoice& choice) {
