@@ -137,8 +137,7 @@ class Plane:
         """Levels that a launch of the operator takes where ``levels`` are left."""
         if self.side <= (2 * TILE if self.channels_last else TILE) and not self.tensor_cores:
             return levels
-        large_band = self.tensor_cores and levels > 3 and self.side > 4 * TILE
-        three = not self.channels_last and (levels == 3 or large_band)
+        three = not self.channels_last and levels == 3
         return min(levels, 3 if three else 2)
 
     def gradient_levels(self, levels: int) -> int:
@@ -216,15 +215,30 @@ def weight_gradient_stages(plane: Plane, levels: int, exact: bool = False) -> li
     return stages + weight_gradient_stages(band, levels - taken)
 
 
+def lowpass_at_hand(plane: Plane, levels: int) -> int:
+    """Levels down to the band of grad_output that the weight gradients leave for the operator.
+
+    The deepest one not past the levels of the operator's first launch, 0 where that takes all; on
+    tensor cores their first, since the next ones are in the type of the tensors only.
+    """
+    most, down, band = plane.operator_levels(levels), 0, plane
+    while most < levels:
+        taken = band.gradient_levels(levels - down)
+        if down + taken > most or (down > 0 and plane.tensor_cores):
+            break
+        down, band = down + taken, band.band(taken)
+    return down
+
+
 def backward_stages(plane: Plane, levels: int) -> list[Stage]:
     """The launches of the backward pass: weight gradients, then the operator on grad_output.
 
-    Where that has levels past its first launch, it takes the low-pass band of grad_output that the
-    weight gradients' first launch left.
+    Where that has levels past its first launch, it takes a low-pass band of grad_output that the
+    weight gradients left.
     """
-    deeper = plane.operator_levels(levels) < levels
-    operator = forward_stages(plane, levels, plane.gradient_levels(levels) if deeper else 0)
-    return weight_gradient_stages(plane, levels, deeper) + [
+    low_levels = lowpass_at_hand(plane, levels)
+    operator = forward_stages(plane, levels, low_levels)
+    return weight_gradient_stages(plane, levels, low_levels > 0) + [
         Stage(f"input gradient, {stage.name}", stage.level, stage.traffic) for stage in operator
     ]
 

@@ -61,8 +61,8 @@ class PatchLaunch(Structure):
         *((name, c_int) for name in ("coarse_rows", "coarse_cols")),
         *((name, c_int) for name in ("batch", "channels", "height", "width")),
         *((name, c_int) for name in ("kernel_size", "levels", "tiles_y", "tiles_x", "tiles")),
-        *((name, c_int) for name in ("cells", "group", "splits", "input_bytes")),
-        ("wide_output", c_bool),
+        *((name, c_int) for name in ("cells", "group", "splits", "together", "input_bytes")),
+        *((name, c_bool) for name in ("wide_output", "early")),
     ]
 
 
@@ -81,8 +81,8 @@ class PatchGradLaunch(Structure):
         *((name, c_int) for name in ("batch", "channels", "height", "width")),
         *((name, c_int) for name in ("kernel_size", "levels", "tiles_y", "tiles_x", "tiles")),
         *((name, c_int) for name in ("cells", "group", "grad_bytes", "input_bytes")),
-        *((name, c_int) for name in ("splits", "parts")),
-        *((name, c_bool) for name in ("base_wanted", "level_wanted", "bias_wanted")),
+        *((name, c_int) for name in ("splits", "together", "parts")),
+        *((name, c_bool) for name in ("base_wanted", "level_wanted", "bias_wanted", "early")),
     ]
 
 
@@ -205,13 +205,28 @@ class Emulator:
         if error is not None:
             raise RuntimeError(error.decode())
 
-    def forward(self, launch: PatchLaunch, dtype: torch.dtype, multiprocessors: int) -> None:
+    def write_late(self, tensor: Tensor) -> None:
+        """Takes the values out of `tensor` until the next launch waits for the previous grid."""
+        assert tensor.is_contiguous()
+        self._late = tensor.clone()
+        tensor.fill_(torch.nan)
+        pointers = (c_void_p(t.data_ptr()) for t in (tensor, self._late))
+        self._library.write_late(*pointers, c_int64(tensor.nbytes))
+
+    def forward(
+        self,
+        launch: PatchLaunch,
+        dtype: torch.dtype,
+        multiprocessors: int,
+        bulk_copies: bool = True,
+    ) -> None:
+        c_int.in_dll(self._library, "bulk_copies").value = bulk_copies
         self.call("forward", ctypes.byref(launch), DTYPES[dtype], multiprocessors)
 
     def run(self, name: str, launch: Structure, dtype: torch.dtype) -> None:
         self.call(name, ctypes.byref(launch), DTYPES[dtype])
 
-    def faulty(self, fault: int) -> Tensor:
+    def faulty(self, kernel: str, fault: int) -> Tensor:
         output = torch.full((64,), torch.nan)
-        self.call("faulty", fault, ctypes.cast(output.data_ptr(), POINTER(ctypes.c_float)))
+        self.call(kernel, fault, ctypes.cast(output.data_ptr(), POINTER(ctypes.c_float)))
         return output

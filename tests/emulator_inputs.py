@@ -15,16 +15,19 @@ FORWARD_TOLERANCE = {F32: 1e-6, F16: 1e-3, BF16: 8e-3}
 
 
 class Placed:
-    """Values amid NaN, rows in aligned pieces of `unit` elements; or pixels, channels fastest."""
+    """Values amid NaN, rows in aligned pieces of `unit` elements; or pixels, channels fastest.
+
+    The last piece of a row may have fewer values.
+    """
 
     def __init__(self, values: Tensor, dtype: torch.dtype, unit: int, last: bool = False) -> None:
         channels, height, width = values.shape[1:]
-        assert (channels if last else width) % unit == 0
         if last:
+            assert channels % unit == 0
             pixel = channels + unit
             strides = [height * width * pixel + 3 * unit, 1, width * pixel, pixel]
         else:
-            pitch = width + unit
+            pitch = -(-width // unit) * unit + unit
             plane = height * pitch + unit
             strides = [channels * plane + unit, plane, pitch, 1]
         size = 2 * unit + values.shape[0] * strides[0]

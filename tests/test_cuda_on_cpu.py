@@ -6,7 +6,7 @@ in the result, and what it must not write shows around it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import emulator
 import pytest
@@ -38,6 +38,9 @@ def raised(coarse: Tensor, height: int, width: int, levels: int) -> Tensor:
     return coarse
 
 
+FLAGS = ("last", "coarse", "rotate", "base", "aligned", "bulk_copies")
+
+
 @dataclass(frozen=True)
 class Forward:
     shape: tuple[int, int, int, int]
@@ -53,10 +56,13 @@ class Forward:
     multiprocessors: int = 1
     half_parameters: bool = False
     base: bool = True
+    output_bytes: int | None = None  # of an access to the output, where others
+    aligned: bool = False  # rows begin at 16 bytes whatever they are accessed by
+    bulk_copies: bool = True
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
-        flags = [name for name in ("last", "coarse", "rotate", "base") if getattr(self, name)]
+        flags = [name for name in FLAGS if getattr(self, name)]
         dtype = str(self.dtype).removeprefix("torch.")
         cells = f"C{self.group}" if self.group else f"G{self.cells}"
         return f"{dtype}-{size}-k{self.kernel}-L{self.levels}-{cells}-{'-'.join(flags)}"
@@ -129,15 +135,31 @@ TILES = [
     Forward((1, 2, 36, 70), 3, 3, BF16, last=True, rotate=True),
     Forward((2, 1, 70, 72), 5, 3, BF16, 0, 16, base=False),
 ]
+# Tiles by bulk copies: of rows that end within a piece, of the input or the output alone, and what
+# runs where the hardware has none.
+BOXES = [
+    Forward((2, 1, 67, 75), 5, 2, F16, coarse=True, aligned=True),
+    Forward((1, 2, 70, 131), 7, 1, BF16, rotate=True, aligned=True, multiprocessors=2),
+    Forward((1, 1, 33, 75), 9, 2, F16, aligned=True),
+    Forward((1, 1, 72, 80), 3, 1, F16, 0, 16, output_bytes=0),
+    Forward((1, 1, 72, 80), 5, 2, BF16, output_bytes=16),
+    *(
+        replace(case, bulk_copies=False)
+        for case in TILES
+        if case.dtype != F32 and case.levels < 3 and case.bytes == 16
+    ),
+]
 
 
 def run_forward(
     kernels: Emulator, case: Forward, params: Parameters, values: Tensor, coarse: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Input and output of the kernel, after a look at what lies around the output."""
-    unit = max(1, case.bytes // case.dtype.itemsize)
-    x = Placed(values, case.dtype, unit, case.last)
-    y = empty(case.shape, case.dtype, unit, case.last)
+    size = case.dtype.itemsize
+    output_bytes = case.bytes if case.output_bytes is None else case.output_bytes
+    units = [16 // size if case.aligned else max(1, n // size) for n in (case.bytes, output_bytes)]
+    x = Placed(values, case.dtype, units[0], case.last)
+    y = empty(case.shape, case.dtype, units[1], case.last)
     launch = emulator.PatchLaunch(
         params=params.raw(case.rotate, bias=not case.rotate),
         input=View.of(x.tensor),
@@ -146,15 +168,19 @@ def run_forward(
         coarse_rows=0 if coarse is None else coarse.shape[2],
         coarse_cols=0 if coarse is None else coarse.shape[3],
         **sizes(case.shape, case.kernel, case.levels, case.cells, case.group),
-        input_bytes=max(case.bytes, case.dtype.itemsize),
-        wide_output=case.bytes == 16,
+        input_bytes=max(case.bytes, size),
+        wide_output=output_bytes == 16,
+        # Behind the coarse levels; an input gradient, behind weight gradients.
+        early=case.coarse or case.rotate,
     )
-    kernels.forward(launch, case.dtype, case.multiprocessors)
+    if launch.early and (case.coarse or case.cells):
+        kernels.write_late(x.storage if coarse is None else coarse)
+    kernels.forward(launch, case.dtype, case.multiprocessors, case.bulk_copies)
     y.assert_nothing_else_written()
     return x.tensor, y.tensor
 
 
-@pytest.mark.parametrize("case", PLANES + GROUPS + TILES, ids=str)
+@pytest.mark.parametrize("case", PLANES + GROUPS + TILES + BOXES, ids=str)
 def test_forward_is_the_operator(kernels: Emulator, case: Forward) -> None:
     torch.manual_seed(0)
     batch, channels, height, width = case.shape

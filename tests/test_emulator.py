@@ -17,16 +17,40 @@ FAULTS = [
     "threads wait at different barriers",
     "has not waited for the previous grid",
 ]
+#: Those of bulk copies; then comes one whose result is NaN, and one without a fault.
+BOX_FAULTS = [
+    "barrier of bulk copies is not initialised",
+    "waits for a phase that is not armed",
+    "armed before the last one was waited for",
+    "other bytes arrive than are expected",
+    "box is not aligned in shared memory",
+    "columns of a box are not aligned in memory",
+    "written without a fence",
+    "overwritten before its store had read it",
+    "returns before its boxes were read",
+    "ends before its boxes have arrived",
+]
+
+
+def assert_found(kernels: Emulator, kernel: str, faults: list[str]) -> None:
+    for fault, words in enumerate(faults):
+        with pytest.raises(RuntimeError, match=words):
+            kernels.faulty(kernel, fault)
 
 
 def test_faults_are_found(kernels: Emulator) -> None:
-    for fault, words in enumerate(FAULTS):
-        with pytest.raises(RuntimeError, match=words):
-            kernels.faulty(fault)
+    assert_found(kernels, "faulty", FAULTS)
     race, early = len(FAULTS), len(FAULTS) + 1
-    assert bool(kernels.faulty(race).isnan().any())
-    assert bool(kernels.faulty(early).isnan().all())
-    assert kernels.faulty(early + 1).tolist() == [(i + 1) % 64 for i in range(64)]
+    assert bool(kernels.faulty("faulty", race).isnan().any())
+    assert bool(kernels.faulty("faulty", early).isnan().all())
+    assert kernels.faulty("faulty", early + 1).tolist() == [(i + 1) % 64 for i in range(64)]
+
+
+def test_faults_of_bulk_copies_are_found(kernels: Emulator) -> None:
+    assert_found(kernels, "faulty_boxes", BOX_FAULTS)
+    early = len(BOX_FAULTS)
+    assert bool(kernels.faulty("faulty_boxes", early).isnan().any())
+    assert kernels.faulty("faulty_boxes", early + 1).tolist() == [i + 1 for i in range(64)]
 
 
 def test_threads_of_a_block_do_not_race(tmp_path: Path) -> None:

@@ -197,7 +197,6 @@ def test_large_plane_whose_band_fits_a_tile_is_read_twice_and_only_its_deep_leve
     ]
     assert total(forward_stages(Plane(256, 4), 5)) == Fraction("3.125")
     assert total(forward_stages(Plane(256, 2), 5)) == Fraction("3.25")
-    assert total(forward_stages(Plane(512, 2), 5)) == 3 + 2 * Fraction(2, 64)  # three on chip
 
 
 def test_larger_band_is_written_and_passes_through_the_operator() -> None:
@@ -208,8 +207,8 @@ def test_larger_band_is_written_and_passes_through_the_operator() -> None:
     ]
     # Two levels of N/16, past which a launch reads N/16 and writes N/256.
     assert total(forward_stages(Plane(1024, 4), 6)) == 3 + Fraction(5, 16) + Fraction(2, 256)
-    # Rows that are no whole pieces of 16 bytes; channels_last.
-    for plane in (Plane(130, 2), Plane(256, 2, channels_last=True)):
+    # Half types; rows that are no whole pieces of 16 bytes; channels_last.
+    for plane in (Plane(512, 2), Plane(130, 2), Plane(256, 2, channels_last=True)):
         assert total(forward_stages(plane, 5)) == 3 + 4 * Fraction(2, 16)
 
 
@@ -238,9 +237,8 @@ def test_input_gradient_takes_the_low_pass_band_of_the_weight_gradients() -> Non
         stages = backward_stages(plane, 5)
         return [(s.level, s.traffic) for s in stages if s.name.startswith("input gradient")]
 
-    # float32: a level down; one more is formed, N/4 read and N/16 written. Half types: the band.
-    deep, outer = (2, 2 * Fraction(1, 16)), (0, 2 + Fraction(1, 16))
-    assert input_gradient(Plane(256, 4)) == [(1, Fraction(1, 4) + Fraction(1, 16)), deep, outer]
+    # The band two levels down, in float32: of float32 that of the second launch.
+    assert input_gradient(Plane(256, 4)) == [(2, 2 * Fraction(1, 16)), (0, 2 + Fraction(1, 16))]
     assert input_gradient(Plane(256, 2)) == [(2, 2 * Fraction(2, 16)), (0, 2 + Fraction(2, 16))]
     # Planes on chip have no level past their launch.
     assert input_gradient(Plane(64, 4)) == [(0, Fraction(2))]
@@ -248,7 +246,7 @@ def test_input_gradient_takes_the_low_pass_band_of_the_weight_gradients() -> Non
 
 @pytest.mark.parametrize(
     ("element_bytes", "levels", "moved"),
-    [(4, 1, 6), (4, 3, 7.25), (4, 5, 8.953125), (2, 1, 6), (2, 3, 6.25), (2, 5, 8.015625)],
+    [(4, 1, 6), (4, 3, 7.25), (4, 5, 8.640625), (2, 1, 6), (2, 3, 6.25), (2, 5, 8.015625)],
 )
 def test_training_step_of_a_large_plane(element_bytes: int, levels: int, moved: float) -> None:
     # Compulsory but for grad_output, which is read twice: 6 N.

@@ -115,8 +115,7 @@ def assert_legal(problem: Problem, device: str, launch: Launch, most: int) -> No
     assert longest > TILE or problem.element_bytes == 2, problem
     assert launch.levels <= deepest, problem
     if device == "sm_90" and problem.element_bytes == 2 and most > 1:
-        three = most == 3 or longest > 4 * TILE  # else the band fits a tile
-        assert launch.levels == min(most, deepest if three else 2), problem
+        assert launch.levels == (min(most, deepest) if most == 3 else 2), problem
 
 
 def assert_legal_gradient(problem: Problem, device: str, choice: Choice) -> None:
@@ -167,6 +166,42 @@ def test_every_choice_is_a_legal_launch(driver: Path, device: str) -> None:
         assert_legal_lowpass(problem, device, choice)
     assert sum(choice.forward.levels > 0 for choice in choices) > len(problems) / 8
     assert {choice.forward.group for choice in choices} == {0, 4, 8, 16, 32}
+
+
+# Channels, tiles of each, slots and most tiles of a block in; splits without and with that limit.
+SPLITS = r"""
+#include <cstdio>
+#include "patch/choose.h"
+
+int main() {
+  int channels, tiles, slots, most;
+  while (scanf("%d %d %d %d", &channels, &tiles, &slots, &most) == 4) {
+    using wtconv::cuda::split_tiles;
+    printf("%d %d\n", split_tiles(channels, tiles, slots),
+           split_tiles(channels, tiles, slots, most));
+  }
+}
+"""
+
+
+def test_blocks_have_no_more_tiles_than_they_may(tmp_path: Path) -> None:
+    driver = build(tmp_path, SPLITS, CUDA / "patch" / "choose.cpp")
+    cases = list(
+        itertools.product(
+            (1, 3, 64, 96, 1000, 65536), (1, 2, 9, 52, 512, 70000), (132, 396), (1, 4, 10)
+        )
+    )
+    lines = "".join(f"{' '.join(map(str, case))}\n" for case in cases)
+    done = subprocess.run([driver], input=lines, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""  # undefined behaviour
+    rows = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
+    for (channels, tiles, slots, most), (free, limited) in zip(cases, rows, strict=True):
+        case = (channels, tiles, slots, most)
+        assert 1 <= free <= tiles, case
+        assert free <= limited <= tiles, case
+        assert math.ceil(tiles / limited) <= most, case
+        if math.ceil(tiles / free) <= most:
+            assert limited == free, case
 
 
 def test_one_round_of_nearly_empty_tiles_takes_weight_gradients(driver: Path) -> None:

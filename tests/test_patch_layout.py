@@ -129,45 +129,115 @@ void check_element() {
   check<kElement, 0, 1, 4>(), check<kElement, 0, 1, 8>();
 }
 
-// A tile on tensor cores: its levels, and what the products of each read.
+// Where the rows of a level on tensor cores lie.
+template <class W, int kLevel, class Law>
+void check_rows(Law law) {
+  constexpr int kPitch = W::pitch(kLevel), kCells = W::cells(kLevel), kCell = W::cell(kLevel);
+  std::vector<bool> taken(W::size(kLevel));
+  for (int row = 0; row < W::rows(kLevel); ++row) {
+    const int at = W::template row_at<kLevel>(row);
+    law(at >= 0 && at + kPitch <= W::size(kLevel), "a row lies outside the level");
+    if (at < 0 || at + kPitch > W::size(kLevel)) return;
+    for (int i = at; i < at + kPitch; ++i) {
+      law(!taken[i], "two rows share an element");
+      taken[i] = true;
+    }
+    law(row % 2 == 1 || W::template row_at<kLevel>(row + 1) == at + W::group(kLevel),
+        "an odd row is misplaced");
+    if constexpr (kLevel > 0) {
+      const int slot = row % kCell * kCells + row / kCell;
+      const int finer =
+          slot / kCells * 2 * W::group(kLevel - 1) + slot % kCells * W::pitch(kLevel - 1);
+      law(at == slot * kPitch, "a coefficient goes to another row");
+      law(W::template row_at<kLevel - 1>(2 * row) == finer,
+          "a coefficient is formed of other rows");
+    }
+  }
+  law(W::shift(kLevel) + W::cols(kLevel) <= kPitch, "a row ends past its pitch");
+  law(kPitch % 16 == 8, "eight rows share banks");
+}
+
+// The rows of a product, one of each cell from row `first` on.
+template <class W, int kLevel, class Law>
+void check_product(int first, int rows, Law law) {
+  const int start = W::template row_at<kLevel>(first);
+  for (int m = 0; m < rows; ++m) {
+    law(first + W::cell(kLevel) * m < W::rows(kLevel), "a product reads past the rows");
+    law(W::template row_at<kLevel>(first + W::cell(kLevel) * m) == start + m * W::pitch(kLevel),
+        "the rows of a product lie apart");
+  }
+}
+
+// The products that form the band of level kLevel + 1: 16 rows and 8 columns each.
+template <class W, int kLevel, class Law>
+void check_band_products(Law law) {
+  using P = LowpassProducts<W, kLevel>;
+  constexpr int kNext = kLevel + 1, kCols = W::cols(kNext), kFiner = W::cols(kLevel) / 2;
+  law(W::cells(kNext) == W::cells(kLevel), "a cell of the band is not one of the finer level");
+  law(P::kBefore >= 0 && P::kBefore + kCols <= kFiner, "the band needs columns that are not there");
+  law(P::kOfWarp * P::kWarps >= P::kProducts && P::kOfWarp * P::kWarps - P::kWarps < P::kProducts,
+      "the warps have other products");
+  law(P::kBytes == P::kOfWarp * kPatchThreads * P::kWords * 4, "the products need other memory");
+  // Half a word each, of which one bit and one value have a meaning of their own.
+  law(W::size(kLevel) + 16 <= 1 << 16 && W::size(kNext) < (1 << 15) - 1, "a place is too large");
+  std::vector<int> formed(P::kRows * kCols);
+  for (int product = 0; product < P::kProducts; ++product) {
+    const int row = product / P::kColumns * 16, first = product % P::kColumns * 8;
+    const int col = first < kFiner - 8 ? first : kFiner - 8, left = W::shift(kLevel) + 2 * col;
+    law(left % (P::kWords == 1 ? 8 : 2) == 0, "the inputs of a product are not aligned");
+    law(left + 16 <= W::pitch(kLevel), "a product reads past its row");
+    law((W::shift(kNext) + col - P::kBefore) % 2 == 0, "two columns are no word");
+    for (int r = row; r < row + 16 && r < P::kRows; ++r) {
+      for (int c = col - P::kBefore; c < col - P::kBefore + 8; ++c)
+        if (c >= first - P::kBefore && c >= 0 && c < kCols) ++formed[r * kCols + c];
+    }
+  }
+  for (const int times : formed) law(times == 1, "a coefficient is not formed once");
+}
+
+// A level of a tile on tensor cores, and what its products read.
+template <int K, int L, int l>
+void check_tile_level() {
+  using W = MmaWindow<K, L>;
+  using M = MmaMemory<K, L>;
+  ++windows;
+  const auto law = [&](bool holds, const char* what) { expect(holds, what, 2, K / 2, L, 0, l); };
+  check_rows<W, l>(law);
+  law(l == 0 || W::cells(l) * W::cell(l) == W::rows(l), "not every stored row is formed");
+  // Rows of taps above and below two rows of outputs, of which a product has one of each cell.
+  const int own = W::own(l);
+  law(W::first_row(l) >= 0 && W::first_row(l) + own + W::kRows - 2 <= W::rows(l),
+      "a product reads outside of the rows");
+  for (int i = 0; i < W::kRows + W::cell(l) - 2; ++i)
+    check_product<W, l>(W::first_row(l) + i, 8, law);
+  // Columns: 8 outputs and kLead on both sides, at level 2 four outputs.
+  const int last = own + W::kLead, first = W::first_col(l) - W::shift(l);
+  law(first >= 0 && first + W::kLead + last <= W::cols(l), "a product reads past the columns");
+  law(W::first_col(l) % (l == 1 || W::kGroups > 2 ? 8 : 2) == 0, "a row of a product unaligned");
+  law(M::band(l + 1) % 16 == 0 && M::fragments(l) % 16 == 0, "a part of the memory is unaligned");
+  if constexpr (l + 1 < L) {
+    const int bytes = LowpassProducts<W, l>::kBytes;
+    check_band_products<W, l>(law);
+    law(M::products(l + 1) % 4 == 0 && M::products(l + 1) + bytes <= M::kBytes &&
+            (l + 2 == L || M::products(l + 1) + bytes <= M::products(l + 2)),
+        "the places of products overlap");
+    check_tile_level<K, L, l + 1>();
+  }
+}
+
 template <int K, int L>
 void check_tile() {
   using W = MmaWindow<K, L>;
   using M = MmaMemory<K, L>;
-  ++windows;
-  for (int l = 0; l < L; ++l) {
-    const auto law = [&](bool holds, const char* what) { expect(holds, what, 2, K / 2, L, 0, l); };
-    const int stored = W::cells(l) * W::cell(l), own = W::own(l);
-    std::vector<bool> taken(stored);
-    for (int row = 0; row < W::rows(l); ++row) {
-      const int slot = W::slot(l, row);
-      law(slot >= 0 && slot < stored && !taken[slot], "two rows share a slot");
-      if (slot < 0 || slot >= stored) return;
-      taken[slot] = true;
-      law(row % 2 == 1 || W::slot(l, row + 1) == slot + W::cells(l), "an odd row is misplaced");
-      if (l == 0) continue;
-      const int finer = slot + slot / W::cells(l) * W::cells(l);
-      law(W::slot(l - 1, 2 * row) == finer, "a coefficient is formed from other rows");
-    }
-    law(l == 0 || stored == W::rows(l), "not every stored row is formed");
-    // Rows of taps above and below two rows of outputs, of which a product has one of each cell.
-    law(W::first_row(l) >= 0 && W::first_row(l) + own + W::kRows - 2 <= W::rows(l),
-        "a product reads outside of the rows");
-    for (int i = 0; i < W::kRows + W::cell(l) - 2; ++i) {
-      for (int g = 0; g < 8; ++g)
-        law(W::slot(l, W::first_row(l) + i + g * W::cell(l)) == W::slot(l, W::first_row(l) + i) + g,
-            "the rows of a product lie apart");
-    }
-    // Columns: 8 outputs and kLead on both sides, at level 2 four outputs.
-    const int last = own + W::kLead, first = W::first_col(l) - W::shift(l);
-    law(first >= 0 && first + W::kLead + last <= W::cols(l), "a product reads past the columns");
-    law(W::first_col(l) % (l == 1 || W::kGroups > 2 ? 8 : 2) == 0, "a row of a product unaligned");
-    law(W::cols(l) % 8 == 0 && W::pitch(l) % 16 == 8, "eight rows share banks");
-    law(W::shift(l) + W::cols(l) <= W::pitch(l), "a row ends past its pitch");
-    law(M::band(l + 1) % 16 == 0 && M::fragments(l) % 16 == 0, "a part of the memory is unaligned");
-  }
-  const bool fit = M::kBlocks * (M::kBytes + 1024) <= 228 * 1024;
-  expect(fit && M::kBlocks > 1, "the blocks do not fit", 2, K / 2, L, 0, 0);
+  const auto law = [&](bool holds, const char* what) { expect(holds, what, 2, K / 2, L, 0, 0); };
+  check_tile_level<K, L, 0>();
+  // Boxes, whose extents the hardware limits.
+  law(W::group(0) % 64 == 0 && M::kWindow % 128 == 0, "a box of a window is not aligned");
+  law(M::kOutputs % 1024 == 0 && M::kOutputs >= M::band(L), "a box of outputs is not aligned");
+  law(W::lead(0) % 8 == 0 && W::pitch(0) % 8 == 0, "a box does not consist of pieces");
+  law(W::pitch(0) <= 256 && W::cells(0) * W::cell(0) <= 256, "a box is too large");
+  law(M::kBarrier % 8 == 0, "the barrier is not aligned");
+  law(M::kBlocks * (M::kBytes + 1024) <= 228 * 1024 && M::kBlocks > 1, "the blocks do not fit");
 }
 
 // An operand of the weight-gradient kernel on tensor cores: a product reads 16 rows of a level, one
@@ -175,31 +245,16 @@ void check_tile() {
 template <int K, bool kHalo, int L, int kLevel>
 void check_operand() {
   using W = MmaGradWindow<K, kHalo, L>;
-  constexpr int kCell = W::cell(kLevel), kRows = W::rows(kLevel), kPitch = W::pitch(kLevel);
+  constexpr int kCell = W::cell(kLevel);
   ++windows;
   const auto law = [&](bool holds, const char* what) {
     expect(holds, what, 2, K / 2, L, 0, kLevel);
   };
-  std::vector<bool> taken(kRows);
-  for (int row = 0; row < kRows; ++row) {
-    const int slot = W::slot(kLevel, row);
-    law(slot >= 0 && slot < kRows && !taken[slot], "two rows share a slot");
-    if (slot < 0 || slot >= kRows) return;
-    taken[slot] = true;
-    law(row % 2 == 1 || W::slot(kLevel, row + 1) == slot + W::cells(kLevel),
-        "an odd row is misplaced");
-  }
+  check_rows<W, kLevel>(law);
   const int first = kHalo ? W::halo(kLevel) - K / 2 * 2 : 0;
   const int sets = kHalo ? 2 * K + kCell - 2 : kCell;
   law(first % 2 == 0, "the first row of a product is odd");
-  for (int set = first; set < first + sets; ++set) {
-    for (int m = 0; m < 16; ++m) {
-      law(set + kCell * m < kRows, "a product reads past the window");
-      law(W::slot(kLevel, set + kCell * m) == W::slot(kLevel, set) + m,
-          "the rows of a product lie apart");
-    }
-  }
-  law(kPitch % 16 == 8 && kPitch >= W::cols(kLevel), "eight rows share banks");
+  for (int set = first; set < first + sets; ++set) check_product<W, kLevel>(set, 16, law);
   const int left = kHalo ? W::lead(kLevel) - W::kLead : 0;
   law(left >= 0 && left % 8 == 0, "a product is not aligned");
   law(!kHalo || left + W::own(kLevel) - 8 + 8 * W::kGroups <= W::cols(kLevel),
@@ -207,9 +262,8 @@ void check_operand() {
   law(W::cols(0) % (W::kPiece / 2) == 0 && (kPatchTile - W::lead(0)) * 2 % W::kPiece == 0,
       "a piece is not aligned");
   if constexpr (kLevel > 0) {
-    law(W::cells(1) == W::cells(0), "a cell of LL is not one of the window");
     law(2 * W::halo(1) == W::halo(0), "LL needs rows that the window lacks");
-    law(W::lead(0) / 2 >= W::lead(1), "LL needs columns that the window lacks");
+    check_band_products<W, 0>(law);
   }
 }
 
@@ -217,16 +271,16 @@ void check_operand() {
 template <int K, int L>
 void check_products() {
   using M = MmaGradMemory<K, L>;
+  const auto law = [&](bool holds, const char* what) { expect(holds, what, 2, K / 2, L, 0, 0); };
   check_operand<K, true, L, 0>(), check_operand<K, false, L, 0>();
   if constexpr (L > 1) check_operand<K, true, L, 1>(), check_operand<K, false, L, 1>();
   for (int pixel = 0; pixel < 8; ++pixel) {
     for (int j = 0; j < 2 * K; ++j) {
       const int column = pixel / 2 * 2 + j - K / 2 * 2 + M::WX::kLead;
-      expect(column >= 0 && column < 8 * M::WX::kGroups, "a tap lies outside the product", 2, K / 2,
-             L, 0, 0);
+      law(column >= 0 && column < 8 * M::WX::kGroups, "a tap lies outside the product");
     }
   }
-  expect(M::kBlocks * (M::kBytes + 1024) <= 228 * 1024, "the blocks do not fit", 2, K / 2, L, 0, 0);
+  law(M::kBlocks * (M::kBytes + 1024) <= 228 * 1024, "the blocks do not fit");
 }
 
 int main() {

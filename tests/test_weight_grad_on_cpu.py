@@ -34,6 +34,7 @@ class Gradient:
     base: bool = True
     level: bool = True
     levels: int = 1
+    early: bool = False
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
@@ -45,7 +46,7 @@ class Gradient:
 
 GRADIENTS = [
     Gradient((65, 1, 7, 7), 5, F32, 8),
-    Gradient((130, 2, 8, 8), 3, F32, 8, 16, 8, splits=2),
+    Gradient((130, 2, 8, 8), 3, F32, 8, 16, 8, splits=2, early=True),
     Gradient((66, 2, 7, 8), 7, F16, 8, 16, 2),
     Gradient((17, 2, 14, 14), 5, F32, 4, 8, 4, splits=2, last=True),
     Gradient((20, 1, 13, 16), 3, BF16, 4, 8, 16, parts=2),
@@ -54,10 +55,10 @@ GRADIENTS = [
     Gradient((2, 1, 56, 56), 5, F32, 1, 16, 16, parts=2, base=False),
     Gradient((2, 1, 61, 36), 3, F16, 1, 8, 4, level=False),
     Gradient((1, 1, 72, 80), 5, F32, 0, 16, 16, parts=3),
-    Gradient((2, 2, 67, 75), 3, F32, 0, splits=3, parts=2),
+    Gradient((2, 2, 67, 75), 3, F32, 0, splits=3, parts=2, early=True),
     Gradient((1, 1, 130, 68), 7, F32, 0, 16, 4, splits=2, last=True),
     Gradient((1, 1, 72, 80), 5, F16, 0, 16, 16, parts=3),
-    Gradient((2, 2, 67, 75), 5, F16, 0, splits=3, parts=2),
+    Gradient((2, 2, 67, 75), 5, F16, 0, splits=3, parts=2, early=True),
     Gradient((2, 1, 65, 80), 5, BF16, 0, 8, 16, splits=2, last=True, low=False),
     Gradient((2, 1, 67, 75), 3, F16, 0, 2, 2, splits=2),
     Gradient((1, 1, 72, 136), 3, BF16, 0, 16, 16, parts=2),
@@ -77,7 +78,7 @@ GRADIENTS = [
     Gradient((2, 2, 67, 75), 5, F16, 0, splits=3, parts=2, levels=2),
     Gradient((2, 1, 65, 80), 5, BF16, 0, 8, 16, splits=2, last=True, low=False, levels=2),
     Gradient((2, 1, 69, 74), 3, F16, 0, 2, 2, splits=2, levels=2),
-    Gradient((1, 1, 72, 136), 3, BF16, 0, 16, 16, parts=2, levels=2),
+    Gradient((1, 1, 72, 136), 3, BF16, 0, 16, 16, parts=2, levels=2, early=True),
     Gradient((1, 1, 66, 72), 7, F16, 0, 8, 8, base=False, levels=2),
     Gradient((1, 2, 40, 136), 7, BF16, 0, 16, 16, splits=2, levels=2),
 ]
@@ -94,6 +95,7 @@ def grad_launch(
         input_bytes=x.itemsize,
         grad_bytes=x.itemsize,
         splits=1,
+        together=1,
         parts=1,
         base_wanted=True,
         level_wanted=True,
@@ -127,7 +129,9 @@ class LowpassBands:
         low_input, low_grad = (lowpass(kernels, t, self.case.levels, wide=False) for t in (x, g))
         if self.tensor_cores:
             assert torch.equal(self.exact_grad, low_grad)
-            low_input = low_input / self.step  # an average
+            low_input = x  # averages, each level from the rounded one before
+            for _ in range(self.case.levels):
+                low_input = (lowpass(kernels, low_input, 1, wide=False) / 2).to(self.dtype)
         assert torch.equal(self.input, low_input.to(self.dtype))
         assert torch.equal(self.grad, low_grad.to(self.dtype))
 
@@ -184,8 +188,11 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
         low.give(launch)
     launch.input_bytes, launch.grad_bytes = max(case.bytes, size), grad_bytes
     launch.splits, launch.parts = case.splits, case.parts
+    launch.together = min(case.splits, 2)
     launch.base_wanted = launch.bias_wanted = case.base
-    launch.level_wanted = case.level
+    launch.level_wanted, launch.early = case.level, case.early
+    if case.early:
+        kernels.write_late(x.storage)
     kernels.run("weight_grad", launch, case.dtype)
 
     # The sums of the first level stand for four times as much.
@@ -194,6 +201,7 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
         emulator.LevelSums(partials.data_ptr(), partials.shape[1], slots, first, factor)
         for first, factor in zip(first_sums(case.kernel, levels), factors, strict=True)
     ]
+    kernels.write_late(partials)
     ours = finish(kernels, params, sums, case.dtype, case.base, case.level)
     leaves = params.leaves()
     output = apply(x.tensor.double(), leaves, case.base)

@@ -2,6 +2,7 @@
 // weight-gradient kernels: a weight's partial sums are added in a fixed order in float64, then eq.
 // foldgrad of the paper. Bitwise repeatable, no atomics.
 #include "element.cuh"
+#include "intrinsics.cuh"
 #include "launch.cuh"
 
 namespace wtconv::cuda {
@@ -25,18 +26,34 @@ __device__ __forceinline__ void write(void* data, DType dtype, int64_t i, double
 
 constexpr int kThreads = 128;
 
-// One warp per (channel, slot): eq. foldgrad on the sum of the partial sums.
+// One warp per (channel, slot): eq. foldgrad on the sum of the partial sums. A lane takes a tap;
+// that after the last tap of the base path, the bias.
 template <class A>
 __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ FinishLaunch p) {
   const int slots = slot_count(p.levels), lane = threadIdx.x % 32;
   const int64_t warp = (blockIdx.x * int64_t(blockDim.x) + threadIdx.x) / 32;
-  if (warp >= int64_t(p.channels) * slots) return;
   const int64_t c = warp / slots;
   const int slot = int(warp % slots), level = (slot + kSubbands - 1) / kSubbands,
             taps = p.kernel_size * p.kernel_size;
   const int band = level ? (slot - 1) % kSubbands : 0;
   const int64_t group = level ? kSubbands * c + band : c;
+  const bool with_bias = level == 0 && p.params.bias;
   const LevelSums sums = p.sums[level];
+  const LevelGradient out = p.gradients[level];
+  const bool any_tap = out.weight || out.scale;
+  const bool any = c < p.channels && (any_tap || (with_bias && p.grad_bias));
+  const auto parameter = [&](int t) {
+    return t < taps ? read<double>(p.params.weight[level], p.params.dtype, group * taps + t)
+                    : read<double>(p.params.bias, p.params.dtype, c);
+  };
+  const int first = any_tap ? lane : taps + lane, last = taps + with_bias;
+  double scale = 0, next = 0;
+  if (any) scale = read<double>(p.params.scale[level], p.params.dtype, group);
+  if (any && first < last) next = parameter(first);
+  wait_for_previous_grid();
+  let_next_grid_start();
+  if (!any) return;
+
   const A* partials = static_cast<const A*>(sums.partials) + c * sums.count * sums.sums;
   // Loads in groups, which wait together; added one by one.
   const auto total = [&](int n) {
@@ -52,25 +69,17 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
     }
     return value;
   };
-  const LevelGradient& out = p.gradients[level];
-  if (!out.weight && !out.scale && !(level == 0 && p.grad_bias)) return;
   double product = 0;
-  const double scale = read<double>(p.params.scale[level], p.params.dtype, group);
-  if (out.weight || out.scale) {
-    for (int t = lane; t < taps; t += 32) {
-      const double grad = sums.scale * total(sums.first + (band + 1) * taps - 1 - t);
-      if (out.weight) write(out.weight, p.params.dtype, group * taps + t, scale * grad);
-      product += grad * read<double>(p.params.weight[level], p.params.dtype, group * taps + t);
-    }
+  for (int t = first; t < last; t += 32) {
+    const double value = t == first ? next : parameter(t);
+    const double grad = t < taps ? sums.scale * total(sums.first + (band + 1) * taps - 1 - t)
+                                 : total(sums.sums - 1);
+    void* to = t < taps ? out.weight : p.grad_bias;
+    if (to) write(to, p.params.dtype, t < taps ? group * taps + t : c, scale * grad);
+    product += grad * value;
   }
   product = warp_sum(product);
-  if (lane > 0) return;
-  if (level == 0 && p.params.bias) {
-    const double bias = total(sums.sums - 1);
-    if (p.grad_bias) write(p.grad_bias, p.params.dtype, c, scale * bias);
-    product += bias * read<double>(p.params.bias, p.params.dtype, c);
-  }
-  if (out.scale) write(out.scale, p.params.dtype, group, product);
+  if (lane == 0 && out.scale) write(out.scale, p.params.dtype, group, product);
 }
 
 }  // namespace
@@ -79,8 +88,8 @@ const char* launch_finish(const FinishLaunch& p, DType activations, cudaStream_t
   constexpr int kWarps = kThreads / 32;
   const int64_t blocks = (int64_t(p.channels) * slot_count(p.levels) + kWarps - 1) / kWarps;
   return accumulates_in_double(activations)
-             ? launch_kernel(&finish_kernel<double>, p, blocks, kThreads, 0, stream)
-             : launch_kernel(&finish_kernel<float>, p, blocks, kThreads, 0, stream);
+             ? launch_kernel(&finish_kernel<double>, p, blocks, kThreads, 0, stream, true)
+             : launch_kernel(&finish_kernel<float>, p, blocks, kThreads, 0, stream, true);
 }
 
 }  // namespace wtconv::cuda

@@ -20,6 +20,7 @@ class WeightGradient {
       : call_(call), wanted_(wanted), out_(out) {}
 
   void run(const Plane& grad_output, const Plane& input) {
+    if (wanted_.input) operator_levels_ = call_.launch_levels(grad_output, 0, true);
     add_levels(grad_output, input, 0);
     finish();
   }
@@ -47,10 +48,9 @@ class WeightGradient {
     return first_level == 0 &&
            (wanted_.base_bias || (wanted_.base_scale && call_.params.base_bias));
   }
-  // Whether the input gradient has levels past those that its first launch takes.
-  bool operator_needs_lowpass(const Problem& problem) const {
-    return wanted_.input &&
-           choose_patch(problem, device_properties(call_.device)).levels < call_.levels();
+  // Whether the deep levels of the input gradient begin with this band of grad_output, or below.
+  bool operator_takes(int down) const {
+    return operator_levels_ < call_.levels() && down <= operator_levels_;
   }
   // Whether anything is wanted of the base path or of levels past first_level.
   bool wants_beyond(int first_level) const {
@@ -85,7 +85,7 @@ class WeightGradient {
         launch.gradients[l] = {out_.weight(first + l, wanted_), out_.scale(first + l, wanted_)};
       }
       launch.grad_bias = first == 0 ? out_.bias(wanted_) : nullptr;
-      check_launch(launch_finish(launch, dtype_, call_.stream));
+      call_.launched(launch_finish(launch, dtype_, call_.stream));
     }
   }
 
@@ -105,16 +105,17 @@ class WeightGradient {
       low_input = call_.allocate_lowpass(input, levels, dtype, choice.group > 0);
       launch.low_grad = low_grad.first.mutable_data_ptr();
       launch.low_input = low_input.first.mutable_data_ptr();
-      if (first_level == 0 && operator_needs_lowpass(problem)) {
+      if (operator_takes(first_level + levels) && (first_level == 0 || !tensor_cores)) {
         low_grad_ = tensor_cores ? call_.allocate_lowpass(grad_output, levels) : low_grad;
-        low_levels_ = levels;
+        low_levels_ = first_level + levels;
         if (tensor_cores)
           launch.exact_low_grad = static_cast<float*>(low_grad_.first.mutable_data_ptr());
       }
     }
-    check_launch(choice.group > 0 ? launch_group_weight_grad(launch, input.dtype, call_.stream)
-                 : tensor_cores   ? launch_mma_weight_grad(launch, input.dtype, call_.stream)
-                                  : launch_patch_weight_grad(launch, input.dtype, call_.stream));
+    launch.early = call_.started;
+    call_.launched(choice.group > 0 ? launch_group_weight_grad(launch, input.dtype, call_.stream)
+                   : tensor_cores   ? launch_mma_weight_grad(launch, input.dtype, call_.stream)
+                                    : launch_patch_weight_grad(launch, input.dtype, call_.stream));
     if (!deeper) return;
     if (tensor_cores) scale_ *= 1 << levels;
     add_levels(low_grad.second, low_input.second, first_level + levels);
@@ -138,8 +139,10 @@ class WeightGradient {
     launch.tiles = patch_tiles(problem, choice);
     const int slots =
         patch_grad_blocks(problem, choice) * device_properties(call_.device).multiprocessors;
-    launch.splits =
-        split_tiles(ceil_div(call_.channels, std::max(choice.group, 1)), launch.tiles, slots);
+    const int channels_or_groups = ceil_div(call_.channels, std::max(choice.group, 1));
+    launch.splits = split_tiles(channels_or_groups, launch.tiles, slots,
+                                choice.cells == 0 ? kMostTilesOfSum : INT32_MAX);
+    launch.together = blocks_together(channels_or_groups, launch.splits, slots);
     launch.parts = grad_parts(launch.tiles, launch.splits);
     launch.base_wanted = wants_level(first_level, 0);
     launch.level_wanted = wants_level(first_level, 1);
@@ -180,12 +183,13 @@ class WeightGradient {
                             ((tile.batch + tile.batch_per_block - 1) / tile.batch_per_block);
       const Tensor sums = partials(launch.num_partials, first_level, levels, input.dtype);
       launch.partials = sums.mutable_data_ptr();
-      check_launch(launch_weight_grad(launch, input.dtype, call_.stream));
+      call_.launched(launch_weight_grad(launch, input.dtype, call_.stream));
     }
     if (first_level + levels == call_.levels() || !wants_beyond(first_level + levels)) return;
     const auto low_grad = call_.form_lowpass(grad_output, levels);
     const auto low_input = call_.form_lowpass(input, levels);
-    if (first_level == 0) low_grad_ = low_grad, low_levels_ = levels;
+    if (operator_takes(first_level + levels))
+      low_grad_ = low_grad, low_levels_ = first_level + levels;
     add_levels(low_grad.second, low_input.second, first_level + levels);
   }
 
@@ -196,6 +200,7 @@ class WeightGradient {
   LevelSums sums_[kMaxLevels + 1] = {};
   DType dtype_ = DType::kFloat32;  // of the activations
   float scale_ = 1;                // that the input of the next levels was divided by
+  int operator_levels_ = 0;        // that the first launch of the input gradient takes
   std::pair<Tensor, Plane> low_grad_;
   int low_levels_ = 0;
 };

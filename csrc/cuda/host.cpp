@@ -171,10 +171,10 @@ std::pair<Tensor, Plane> Call::form_lowpass(const Plane& input, int levels) cons
     return form_lowpass(finer.second, levels - kMost);
   }
   auto band = allocate_lowpass(input, levels);
-  check_launch(launch_lowpass({input.view, band.first.mutable_data_ptr(), batch, channels,
-                               input.height, input.width, band.second.height, band.second.width,
-                               levels, input.channels_last, access_bytes(input) == 16},
-                              input.dtype, stream));
+  launched(launch_lowpass({input.view, band.first.mutable_data_ptr(), batch, channels, input.height,
+                           input.width, band.second.height, band.second.width, levels,
+                           input.channels_last, access_bytes(input) == 16},
+                          input.dtype, stream));
   return band;
 }
 
@@ -193,7 +193,7 @@ std::pair<Tensor, Plane> Call::coarse_levels(const Plane& input, int first_level
     PatchLaunch planes =
         describe_patches(output, output, first_deep, {this->levels() - first_deep, cells}, adjoint);
     planes.input = input.view;
-    check_launch(
+    launched(
         launch_lowpass_planes({planes, input.dtype, levels, input.height, input.width}, stream));
     return result;
   }
@@ -239,12 +239,21 @@ void Call::run_patches(const Plane& input, const Plane& output, int first_level,
   PatchLaunch launch = describe_patches(input, output, first_level, choice, adjoint);
   const Tensor coarse = add_coarse_levels(launch, input, first_level, choice.levels, adjoint);
   const int multiprocessors = device_properties(device).multiprocessors;
-  check_launch(choice.group > 0 ? launch_group_forward(launch, input.dtype, multiprocessors, stream)
-               : choice.cells > 0
-                   ? launch_patch_planes(launch, input.dtype, multiprocessors, stream)
-               : input.dtype == DType::kFloat32
-                   ? launch_patch_forward(launch, multiprocessors, stream)
-                   : launch_mma_forward(launch, input.dtype, multiprocessors, stream));
+  // Kernels on large planes copy their first windows before they wait: of the call's own input, not
+  // of a band that a kernel just formed.
+  launch.early = started && (first_level == 0 || choice.cells > 0);
+  launched(choice.group > 0   ? launch_group_forward(launch, input.dtype, multiprocessors, stream)
+           : choice.cells > 0 ? launch_patch_planes(launch, input.dtype, multiprocessors, stream)
+           : input.dtype == DType::kFloat32
+               ? launch_patch_forward(launch, multiprocessors, stream)
+               : launch_mma_forward(launch, input.dtype, multiprocessors, stream));
+}
+
+int Call::launch_levels(const Plane& input, int first_level, bool adjoint) const {
+  const Device& properties = device_properties(device);
+  const Problem problem = this->problem(input, first_level, adjoint);
+  const int levels = choose_patch(problem, properties).levels;
+  return levels > 0 ? levels : choose_tile(problem, properties).levels;
 }
 
 void Call::run_operator(const Plane& input, const Plane& output, int first_level,
@@ -260,7 +269,7 @@ void Call::run_operator(const Plane& input, const Plane& output, int first_level
   const Tensor coarse = add_coarse_levels(launch, input, first_level, shape.levels, adjoint);
   // Blocks that keep the weights of small planes over several batch items read them once.
   if (shape.plane) launch.batch_per_block = share_of_batch(launch, properties.multiprocessors);
-  check_launch(launch_forward(launch, input.dtype, stream));
+  launched(launch_forward(launch, input.dtype, stream));
 }
 
 }  // namespace wtconv::cuda

@@ -6,7 +6,7 @@
 //   lowpass.cu, finish.cu                               what both need between launches, and after
 //   staged.cu                                           kernels of the staged ops
 //   launch.h, launch.cuh, launch_kernel.cuh             all launchers, and how they launch
-//   element.cuh, intrinsics.cuh                         what all kernels share
+//   element.cuh, intrinsics.cuh, box.h                  what all kernels share
 //
 // Below host.h no file includes a Torch header.
 #pragma once
@@ -75,11 +75,20 @@ struct Call {
   // (element.cuh): results do not depend on who formed it.
   std::pair<Tensor, Plane> low;
   int low_levels = 0;
+  // Whether a kernel of the call was launched: those after it may start before it ends.
+  mutable bool started = false;
 
   Call(const Parameters& params, const Tensor& input);
   int levels() const { return int(params.weights.size()); }
   int kernel_size() const { return int(params.base_weight.size(2)); }
+  // Takes what a launch returned.
+  void launched(const char* error) const {
+    check_launch(error);
+    started = true;
+  }
 
+  // Levels that one launch of the operator takes.
+  int launch_levels(const Plane& input, int first_level, bool adjoint) const;
   // output = F(input), with every kernel rotated and the padding mirrored for the adjoint.
   void run_operator(const Plane& input, const Plane& output, int first_level, bool adjoint) const;
   // Parameters of the `levels` levels after the first `first_level`; the adjoint has no bias.

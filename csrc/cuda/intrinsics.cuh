@@ -1,5 +1,5 @@
-// What the patch kernels ask of the hardware in PTX: asynchronous copies, matrix instructions,
-// overlap of kernels.
+// What the patch kernels ask of the hardware in PTX: asynchronous and bulk copies, matrix
+// instructions, overlap of kernels.
 //
 // Without a CUDA compiler cuda_on_cpu.h stands in for the keywords and for this: a test runs the
 // kernels on the CPU (tests/cuda_on_cpu).
@@ -12,13 +12,19 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "box.h"
+
 namespace wtconv::cuda {
+
+__device__ __forceinline__ unsigned shared_address(const void* p) {
+  return unsigned(__cvta_generic_to_shared(p));
+}
 
 // Starts a copy of 4, 8 or 16 bytes to shared memory, or of zeros. One of 16 goes past the L1 cache
 // where not `kCached`.
 template <int kBytes, bool kCached = (kBytes < 16)>
 __device__ __forceinline__ void copy_async(void* shared, const void* global, bool inside) {
-  const unsigned target = unsigned(__cvta_generic_to_shared(shared));
+  const unsigned target = shared_address(shared);
   if constexpr (!kCached && kBytes == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(global),
                  "r"(inside ? 16 : 0)
@@ -32,6 +38,80 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, boo
 // Waits for the copies that this thread started; others see them behind a barrier.
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// Loads 16 bytes that the kernel does not write and reads once: they leave the L1 cache alone.
+template <class V>
+__device__ __forceinline__ V load_once(const void* global) {
+  static_assert(sizeof(V) == 16);
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(__cvta_generic_to_global(global)));
+  return {{v.x, v.y, v.z, v.w}};
+}
+
+// Bulk copies, of sm_90 on. One thread starts them; the bytes of those to shared memory are counted
+// by a barrier there, whose phases 0, 1, 2, ... all threads may wait for, each in turn.
+__device__ __forceinline__ void init_byte_barrier(uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+// The bytes of the barrier's next phase.
+__device__ __forceinline__ void expect_bytes(uint64_t* barrier, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_bytes(uint64_t* barrier, int phase) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(phase % 2)
+      : "memory");
+#endif
+}
+// Starts a copy of the box at (b, c, y, x), to an address that 128 divides, or 1024 where swizzled.
+__device__ __forceinline__ void load_box(void* shared, const BoxMap& map, int b, int c, int y,
+                                         int x, uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(x), "r"(y), "r"(c), "r"(b), "r"(shared_address(barrier))
+      : "memory");
+#endif
+}
+__device__ __forceinline__ void store_box(const void* shared, const BoxMap& map, int b, int c,
+                                          int y, int x) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];\n"
+      "cp.async.bulk.commit_group;" ::"l"(&map),
+      "r"(x), "r"(y), "r"(c), "r"(b), "r"(shared_address(shared))
+      : "memory");
+#endif
+}
+// Waits until the stores that this thread started have read shared memory.
+__device__ __forceinline__ void wait_for_box_reads() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
+}
+// Puts what this thread wrote to shared memory before the bulk copies that start behind the next
+// barrier.
+__device__ __forceinline__ void fence_for_boxes() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
 }
 
 // Lets blocks of the next kernel in the stream start, where it is launched to start early.
@@ -53,13 +133,13 @@ template <class T>
 __device__ __forceinline__ void load_matrices(const T* row, uint32_t (&a)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-               : "r"(unsigned(__cvta_generic_to_shared(row))));
+               : "r"(shared_address(row)));
 }
 template <class T>
 __device__ __forceinline__ void load_matrices(const T* row, uint32_t (&a)[2]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
                : "=r"(a[0]), "=r"(a[1])
-               : "r"(unsigned(__cvta_generic_to_shared(row))));
+               : "r"(shared_address(row)));
 }
 
 // The same, each matrix transposed: a lane holds two rows of a column.
@@ -67,7 +147,7 @@ template <class T>
 __device__ __forceinline__ void load_transposed(const T* row, uint32_t (&a)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-               : "r"(unsigned(__cvta_generic_to_shared(row))));
+               : "r"(shared_address(row)));
 }
 
 // sum += a b, 16 x 8 outputs in float32 over 16 columns of a, in the fragments of mma.sync.
@@ -108,9 +188,7 @@ __device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[2]
 template <class T>
 __device__ __forceinline__ uint32_t load_pair(const T* p) {
   uint32_t pair;
-  asm volatile("ld.volatile.shared.b32 %0, [%1];"
-               : "=r"(pair)
-               : "r"(unsigned(__cvta_generic_to_shared(p))));
+  asm volatile("ld.volatile.shared.b32 %0, [%1];" : "=r"(pair) : "r"(shared_address(p)));
   return pair;
 }
 

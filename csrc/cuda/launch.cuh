@@ -13,10 +13,11 @@ namespace wtconv::cuda {
 // A forward patch kernel of which the multiprocessors hold `slots` blocks at once.
 template <class Kernel>
 const char* launch_patches(Kernel* kernel, PatchLaunch p, int slots, int shared_bytes,
-                           cudaStream_t stream, bool early = false, int shared = 0) {
-  p.splits = split_tiles(p.channels, p.tiles, slots);
+                           cudaStream_t stream, bool early = false, int most_tiles = INT32_MAX) {
+  p.splits = split_tiles(p.channels, p.tiles, slots, most_tiles);
+  p.together = blocks_together(p.channels, p.splits, slots);
   return launch_kernel(kernel, p, int64_t(p.channels) * p.splits, kPatchThreads, shared_bytes,
-                       stream, early, shared);
+                       stream, early);
 }
 
 // f(T()) for the stored type of a dtype that accumulates in float.

@@ -1,8 +1,10 @@
-// The launch of one kernel. Without a CUDA compiler cuda_on_cpu.h stands in, as for intrinsics.cuh.
+// The launch of one kernel, and the boxes of its tensors. Without a CUDA compiler cuda_on_cpu.h
+// stands in, as for intrinsics.cuh.
 #pragma once
 
 #ifdef __CUDACC__
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -10,12 +12,44 @@
 #include <mutex>
 #include <utility>
 
+#include "box.h"
+#include "parameters.h"
+
 namespace wtconv::cuda {
+
+// Fills `map` for the boxes of a tensor; false where bulk copies cannot move them: their rows begin
+// at multiples of 16 bytes.
+inline bool describe_boxes(BoxMap& map, const View& v, int element_bytes, int64_t batch,
+                           int channels, int height, int width, const BoxShape& box) {
+  static_assert(sizeof(BoxMap) == sizeof(CUtensorMap) && alignof(BoxMap) >= alignof(CUtensorMap));
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
+                                     &found);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  if (!encode || v.stride_x != 1) return false;
+  const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(height), cuuint64_t(channels),
+                              cuuint64_t(batch)};
+  cuuint64_t strides[] = {cuuint64_t(v.stride_y), cuuint64_t(v.stride_c), cuuint64_t(v.stride_b)};
+  for (cuuint64_t& stride : strides) stride *= cuuint64_t(element_bytes);
+  const cuuint32_t extent[] = {cuuint32_t(box.cols), cuuint32_t(box.rows * box.row_step), 1, 1};
+  const cuuint32_t steps[] = {1, cuuint32_t(box.row_step), 1, 1};
+  return encode(
+             reinterpret_cast<CUtensorMap*>(&map),
+             element_bytes == 4 ? CU_TENSOR_MAP_DATA_TYPE_UINT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
+             4, v.data, sizes, strides, extent, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             box.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+constexpr int kAllShared = 1 << 20;  // bytes of a multiprocessor: as many as there are
 
 // What is settled once per kernel and device.
 struct Ready {
   cudaError_t error;  // of opting in to the shared memory of the device
-  bool waits;         // its code has wait_for_previous_grid: an sm_80 binary or PTX has not
+  bool sm_90;         // its code has what intrinsics.cuh keeps to sm_90: an sm_80 binary has not
 };
 
 // `shared`: bytes that the blocks of a multiprocessor shall have of it, the rest being L1 cache; 0:
@@ -47,6 +81,12 @@ Ready make_ready(Kernel* kernel, int shared) {
   return ready;
 }
 
+// Whether the code of a kernel has bulk copies; `shared` as in its launch.
+template <class Kernel>
+bool has_bulk_copies(Kernel* kernel, int shared) {
+  return make_ready(kernel, shared).sm_90;
+}
+
 // `early`: blocks may start while the kernel before this one still runs. Until they wait for it,
 // they read only what was complete before the call's first kernel, an ordinary launch, began (x and
 // the parameters), and write no memory, which an allocator may take from a kernel that still reads.
@@ -63,7 +103,7 @@ const char* launch_kernel(Kernel* kernel, const Params& p, int64_t blocks, int t
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(unsigned(blocks)), config.blockDim = dim3(unsigned(threads));
     config.dynamicSmemBytes = size_t(shared_bytes), config.stream = stream;
-    config.attrs = &overlap, config.numAttrs = early && ready.waits;
+    config.attrs = &overlap, config.numAttrs = early && ready.sm_90;
     error = cudaLaunchKernelEx(&config, kernel, p);
   }
   if (error == cudaSuccess) return nullptr;

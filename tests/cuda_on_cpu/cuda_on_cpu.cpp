@@ -8,6 +8,7 @@
 
 #include <ucontext.h>
 
+#include <map>
 #include <memory>
 
 extern "C" {
@@ -18,6 +19,7 @@ __attribute__((weak)) void __tsan_acquire(void* address);
 __attribute__((weak)) void __tsan_release(void* address);
 }
 
+int bulk_copies = 1;
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
@@ -26,7 +28,7 @@ constexpr int kMostShared = 227 * 1024, kGuard = 1024;  // bytes
 extern "C" {
 // Hidden: the kernels address it as an array of their own file.
 __attribute__((visibility("hidden"),
-               aligned(16))) unsigned char cuda_on_cpu_shared[kMostShared + kGuard];
+               aligned(1024))) unsigned char cuda_on_cpu_shared[kMostShared + kGuard];
 }
 
 namespace cuda_on_cpu {
@@ -45,9 +47,26 @@ struct Thread {
   bool ordered;             // behind the previous grid
   const char* instruction[2];
   std::vector<Copy> copies;
+  std::vector<Store> stores;
+};
+
+// Where bulk copies arrive.
+struct Barrier {
+  int armed, ended;        // phases
+  int expected, arriving;  // bytes of the phase under way
+  int count;
+  Box boxes[16];
 };
 
 std::vector<Thread> threads(kMostThreads);
+std::map<const uint64_t*, Barrier> byte_barriers;
+unsigned char published[kMostShared];
+// What the previous grid has yet to write.
+struct {
+  void* to;
+  const void* from;
+  int64_t bytes;
+} late;
 int shared_size;
 bool starts_early;
 ucontext_t scheduler;
@@ -82,6 +101,7 @@ void run_thread() {
   tell_departure(&start_of_block);
   (*body)();
   if (!current().ordered) fault("a thread has not waited for the previous grid");
+  if (!current().stores.empty()) fault("a thread returns before its boxes were read");
   tell_arrival(&end_of_block);
   yield(State::kDone);
 }
@@ -101,12 +121,18 @@ void start_thread(int n) {
   t.ordered = !starts_early;
   t.barriers = t.exchanges = 0;
   t.copies.clear();
+  t.stores.clear();
 }
 
 void resume(int n) {
   threadIdx.x = unsigned(n);
   tell_switch(threads[n].fiber);
   swapcontext(&scheduler, &threads[n].context);
+}
+
+void end_previous_grid() {
+  if (late.bytes > 0) std::memcpy(late.to, late.from, size_t(late.bytes));
+  late = {};
 }
 
 // Readies the threads first .. last - 1 if all that have not returned are at their barrier.
@@ -124,6 +150,8 @@ bool release(int first, int last, State barrier) {
 
 const char* run_block(int count) {
   std::memset(cuda_on_cpu_shared, kPoison, sizeof(cuda_on_cpu_shared));
+  std::memset(published, kPoison, sizeof(published));
+  byte_barriers.clear();
   for (int n = 0; n < count; ++n) start_thread(n);
   tell_arrival(&start_of_block);
   for (int turn = 0;; ++turn) {
@@ -140,6 +168,10 @@ const char* run_block(int count) {
     if (threads[n].state != State::kDone) return "threads wait at different barriers";
   }
   tell_departure(&end_of_block);
+  for (const auto& [at, barrier] : byte_barriers) {
+    if (barrier.armed > barrier.ended || barrier.count > 0)
+      return "a block ends before its boxes have arrived";
+  }
   const bool clean = std::all_of(cuda_on_cpu_shared + shared_size, std::end(cuda_on_cpu_shared),
                                  [](unsigned char byte) { return byte == kPoison; });
   return clean ? nullptr : "a thread wrote outside of the block's shared memory";
@@ -160,6 +192,64 @@ void check_shared(const void* p, int bytes) {
 }
 
 std::vector<Copy>& copies_of_this_thread() { return current().copies; }
+
+std::vector<Store>& stores_of_this_thread() { return current().stores; }
+
+Box make_box(const void* shared, const wtconv::cuda::BoxMap& map, int b, int c, int y, int x) {
+  Box box{{}, b, c, y, x, const_cast<unsigned char*>(static_cast<const unsigned char*>(shared))};
+  BoxTensor& tensor = box.tensor;
+  std::memcpy(&tensor, map.words, sizeof(tensor));
+  const int64_t at = box.shared - cuda_on_cpu_shared;
+  if (at < 0 || at + tensor.bytes() > shared_size)
+    fault("a box lies outside of the block's shared memory");
+  if (at % (tensor.shape.swizzled ? 1024 : 128)) fault("a box is not aligned in shared memory");
+  if (x * tensor.element_bytes % 16) fault("the columns of a box are not aligned in memory");
+  if (b < 0 || b >= tensor.batch || c < 0 || c >= tensor.channels) fault("a box of no plane");
+  return box;
+}
+
+// No memcpy and memcmp, which ThreadSanitizer sees.
+void publish_shared() {
+  const volatile unsigned char* from = cuda_on_cpu_shared;
+  for (int i = 0; i < shared_size; ++i) published[i] = from[i];
+}
+
+bool is_published(const void* p, int bytes) {
+  const volatile unsigned char* from = static_cast<const unsigned char*>(p);
+  const unsigned char* seen = published + (from - cuda_on_cpu_shared);
+  for (int i = 0; i < bytes; ++i) {
+    if (from[i] != seen[i]) return false;
+  }
+  return true;
+}
+
+void start_barrier(const uint64_t* barrier) { byte_barriers[barrier] = {}; }
+
+void arm_barrier(const uint64_t* barrier, int bytes) {
+  Barrier& at = byte_barriers[barrier];
+  if (at.armed > at.ended) fault("a phase is armed before the last one was waited for");
+  ++at.armed;
+  at.expected = bytes;
+}
+
+void add_to_phase(const uint64_t* barrier, const Box& box) {
+  Barrier& at = byte_barriers[barrier];
+  if (at.count == int(std::size(at.boxes))) fault("more boxes of a phase than foreseen");
+  at.boxes[at.count++] = box;
+  at.arriving += box.tensor.bytes();
+}
+
+std::span<const Box> end_phase(const uint64_t* barrier, int phase) {
+  Barrier& at = byte_barriers[barrier];
+  if (phase >= at.armed) fault("a thread waits for a phase that is not armed");
+  if (phase < at.armed - 1) fault("a phase is waited for out of turn");
+  if (at.ended == at.armed) return {};
+  if (at.arriving != at.expected) fault("other bytes arrive than are expected");
+  ++at.ended;
+  const int count = at.count;
+  at.count = at.arriving = 0;
+  return {at.boxes, size_t(count)};
+}
 
 // Two sets of operands: a lane may be at the next instruction while another still reads.
 const Operands* exchange(const char* instruction, const Operands& mine) {
@@ -183,6 +273,7 @@ const char* run_grid(int64_t blocks, int count, int shared_bytes, bool early,
     return "no GPU holds such a block";
   blockDim = dim3(unsigned(count)), gridDim = dim3(unsigned(blocks));
   shared_size = shared_bytes, starts_early = early;
+  if (!early) end_previous_grid();
   body = &kernel;
   what_went_wrong = nullptr;
   if (__tsan_get_current_fiber) scheduler_fiber = __tsan_get_current_fiber();
@@ -203,4 +294,20 @@ void __syncthreads() {
   tell_departure(barrier);
 }
 
-void wtconv::cuda::wait_for_previous_grid() { cuda_on_cpu::current().ordered = true; }
+void __syncwarp() {
+  using namespace cuda_on_cpu;
+  static char points[kMostThreads / 32][2];  // as for barriers
+  char* point = &points[threadIdx.x / 32][current().exchanges % 2];
+  tell_arrival(point);
+  exchange("syncwarp", {});
+  tell_departure(point);
+}
+
+void wtconv::cuda::wait_for_previous_grid() {
+  cuda_on_cpu::end_previous_grid();
+  cuda_on_cpu::current().ordered = true;
+}
+
+extern "C" void write_late(void* to, const void* from, int64_t bytes) {
+  cuda_on_cpu::late = {to, from, bytes};
+}

@@ -7,8 +7,8 @@
 // for, every access of a wrapped instruction must lie in the block's shared memory and be aligned,
 // the lanes of a warp must meet at the same instruction. The launch returns what went wrong.
 //
-// cuda_on_cpu.cpp is the scheduler of the threads, driver.cpp what tests/emulator.py calls, and
-// races.cpp the program that ThreadSanitizer watches.
+// cuda_on_cpu.cpp is the scheduler of the threads, boxes.h has the bulk copies, driver.cpp what
+// tests/emulator.py calls, and races.cpp the program that ThreadSanitizer watches.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -127,6 +127,8 @@ void multiply(const char* instruction, float (&sum)[4], int columns, const Opera
 
 // Waits for all threads of the block that have not returned.
 void __syncthreads();
+// Waits for all lanes of the warp.
+void __syncwarp();
 
 template <class V>
 V __shfl_down_sync(unsigned, V value, int offset) {
@@ -143,6 +145,8 @@ inline uint32_t __reduce_max_sync(unsigned, uint32_t value) {
 }
 inline uint32_t __float_as_uint(float value) { return std::bit_cast<uint32_t>(value); }
 inline float __uint_as_float(uint32_t value) { return std::bit_cast<float>(value); }
+
+#include "boxes.h"
 
 namespace wtconv::cuda {
 
@@ -168,6 +172,14 @@ inline void wait_for_copies() {
   copies.clear();
 }
 
+template <class V>
+V load_once(const void* global) {
+  static_assert(sizeof(V) == 16);
+  if (reinterpret_cast<uintptr_t>(global) % 16)
+    cuda_on_cpu::fault("ld.global: address in memory not aligned");
+  return *static_cast<const V*>(global);
+}
+
 inline void let_next_grid_start() {}
 void wait_for_previous_grid();
 
@@ -191,6 +203,13 @@ template <class T>
 uint32_t load_pair(const T* p) {
   cuda_on_cpu::check_shared(p, 4);
   return *reinterpret_cast<const uint32_t*>(p);
+}
+
+constexpr int kAllShared = 1 << 20;
+
+template <class Kernel>
+bool has_bulk_copies(Kernel*, int) {
+  return bulk_copies != 0;
 }
 
 template <class Kernel, class Params>

@@ -30,6 +30,54 @@ __global__ void faulty_kernel(FaultLaunch p) {
   p.output[id] = values[(id + 1) % 64];
 }
 
+enum class BoxFault {
+  kNotReady,
+  kNotArmed,
+  kArmedTwice,
+  kOtherBytes,
+  kMisplaced,
+  kOddColumn,
+  kNoFence,
+  kOverwritten,
+  kNotRead,
+  kNotArrived,
+  kEarlyRead,
+  kNone
+};
+
+struct BoxLaunch {
+  BoxFault fault;
+  BoxMap input, output;  // [1, 1, 4, 16]
+};
+
+// out[i] = in[i] + 1 of 64 values, which travel as boxes.
+__global__ void faulty_boxes_kernel(BoxLaunch p) {
+  using enum BoxFault;
+  const int id = int(threadIdx.x), bytes = p.fault == kOtherBytes ? 128 : 256;
+  extern __shared__ __align__(16) unsigned char shared[];
+  float* values = reinterpret_cast<float*>(shared);
+  uint64_t* barrier = reinterpret_cast<uint64_t*>(shared + 320);
+  if (id == 0) {
+    if (p.fault != kNotReady) init_byte_barrier(barrier);
+    if (p.fault != kNotArmed) expect_bytes(barrier, bytes);
+    if (p.fault == kArmedTwice) expect_bytes(barrier, bytes);
+    load_box(p.fault == kMisplaced ? shared + 64 : shared, p.input, 0, 0, 0,
+             p.fault == kOddColumn ? 1 : 0, barrier);
+  }
+  __syncthreads();
+  const float early = values[id];
+  if (p.fault != kNotArrived) wait_for_bytes(barrier, 0);
+  __syncthreads();
+  const float value = (p.fault == kEarlyRead ? early : values[id]) + 1;
+  __syncthreads();
+  values[id] = value;
+  if (p.fault != kNoFence) fence_for_boxes();
+  __syncthreads();
+  if (id == 0) store_box(values, p.output, 0, 0, 0, 0);
+  if (p.fault == kOverwritten) values[id] = 0;
+  if (p.fault != kNotRead) wait_for_box_reads();
+}
+
 }  // namespace
 }  // namespace wtconv::cuda
 
@@ -68,6 +116,17 @@ const char* lowpass(const LowpassLaunch& p, DType dtype) {
 const char* faulty(Fault fault, float* output) {
   return launch_kernel(&faulty_kernel, FaultLaunch{fault, output}, 1, 64, 256, nullptr,
                        fault == kNoWait);
+}
+
+const char* faulty_boxes(BoxFault fault, float* output) {
+  alignas(16) static float source[64];
+  for (int i = 0; i < 64; ++i) source[i] = float(i);
+  BoxLaunch p{fault, {}, {}};
+  const auto describe = [](BoxMap& map, float* data) {
+    return describe_boxes(map, {data, 64, 64, 16, 1}, 4, 1, 1, 4, 16, {16, 4, 1, false});
+  };
+  if (!describe(p.input, source) || !describe(p.output, output)) return "not aligned";
+  return launch_kernel(&faulty_boxes_kernel, p, 1, 64, 328, nullptr);
 }
 
 }  // extern "C"

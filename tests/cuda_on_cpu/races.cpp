@@ -43,11 +43,11 @@ const char* run_lowpass_planes(const std::vector<float>& x) {
   LowpassPlanesLaunch p{};
   PatchLaunch& planes = p.planes;
   planes.params.dtype = p.dtype = DType::kFloat32;
-  for (int l = 1; l <= 3; ++l) planes.params.weight[l] = planes.params.scale[l] = taps.data();
+  for (int l = 1; l <= 5; ++l) planes.params.weight[l] = planes.params.scale[l] = taps.data();
   planes.input = {const_cast<float*>(x.data()), kPixels, kPixels, kWidth, 1};
   planes.output = {y.data(), 17 * 34, 17 * 34, 34, 1};
   planes.batch = 1, planes.channels = kChannels, planes.height = 17, planes.width = 34;
-  planes.kernel_size = 5, planes.levels = 3, planes.cells = 1, planes.tiles = 1;
+  planes.kernel_size = 5, planes.levels = 5, planes.cells = 1, planes.tiles = 1;
   p.down = 2, p.input_height = kHeight, p.input_width = kWidth;
   return launch_lowpass_planes(p, nullptr);
 }
@@ -62,7 +62,7 @@ const char* run_weight_grad(int levels, std::vector<__half>& x, std::vector<__ha
   p.levels = levels;
   p.tiles_y = 2, p.tiles_x = 3, p.tiles = 6;
   p.grad_bytes = p.input_bytes = 16;
-  p.splits = 1, p.parts = 2;
+  p.splits = p.together = 1, p.parts = 2;
   p.base_wanted = p.level_wanted = p.bias_wanted = true;
   return launch_mma_weight_grad(p, DType::kFloat16, nullptr);
 }
@@ -88,7 +88,7 @@ const char* run_group(DType dtype, std::vector<T>& x, std::vector<T>& y) {
   g.partials = partials.data();
   g.batch = kItems, g.channels = kGroup, g.height = g.width = kSide, g.kernel_size = 5;
   g.cells = 1, g.group = kGroup, g.grad_bytes = g.input_bytes = p.input_bytes;
-  g.splits = 1, g.parts = 2;
+  g.splits = g.together = 1, g.parts = 2;
   g.base_wanted = g.level_wanted = g.bias_wanted = true;
   return launch_group_weight_grad(g, dtype, nullptr);
 }
@@ -110,8 +110,11 @@ int main(int count, char**) {
     std::vector<float> a(kPixels), b(kPixels);
     std::vector<__half> x(kPixels), y(kPixels);
     error = run_forward(DType::kFloat32, 2, a, b);
-    if (!error) error = run_forward(DType::kFloat16, 1, x, y);
-    if (!error) error = run_forward(DType::kFloat16, 3, x, y);
+    for (int levels = 1; levels <= 3 && !error; ++levels)
+      error = run_forward(DType::kFloat16, levels, x, y);
+    bulk_copies = 0;
+    for (int levels = 1; levels <= 2 && !error; ++levels)
+      error = run_forward(DType::kFloat16, levels, x, y);
     if (!error) error = run_lowpass_planes(a);
     for (int levels = 1; levels <= 2 && !error; ++levels) error = run_weight_grad(levels, x, y);
     if (!error) error = run_group(DType::kFloat32, a, b);

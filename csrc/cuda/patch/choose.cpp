@@ -60,16 +60,30 @@ PatchChoice choose(const Problem& p, const Device& device, int slots, Bytes byte
   if (!large) return choose_planes(p, device, slots);
   // Three levels on chip where they are all: the halo of the third costs less than a pass over x
   // for it alone, but that pass serves all levels past two (8x64x256x256 on an H100, float32: L=3
-  // 0.183 ms; L=5 in two levels and the pass 0.216, in three 0.314 ms). On tensor cores the third
-  // level costs less than the pass on a band that does not fit a tile (8x64x512x512 float16, L=5:
-  // 0.46 ms).
-  const bool large_band = p.element_bytes == 2 && p.levels > 3 && longest > kPatchTile << 2;
-  const bool three = (p.levels == 3 || large_band) && p.kernel_size <= kMostForThreeLevels;
+  // 0.183 ms; L=5 in two levels and the pass 0.216, in three 0.314 ms).
+  const bool three = p.levels == 3 && p.kernel_size <= kMostForThreeLevels;
   for (int levels = three ? largest(TileLevels()) : std::min(p.levels, 2); levels > 0; --levels) {
     const PatchChoice choice{levels, 0, 0};
     if (patch_bytes(p, choice) <= device.shared_per_block) return choice;
   }
   return {};
+}
+
+// f of the layout of shared memory of a weight-gradient kernel, but of a group's.
+template <class F>
+int with_grad_memory(const Problem& p, const PatchChoice& choice, F f) {
+  return with_element(p.element_bytes, [&](auto element) {
+    return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
+      return with_constant(GradCells(), choice.cells, [&](auto g) {
+        if constexpr (element() == 2 && g() == 0) {
+          return with_constant(MmaGradLevels(), choice.levels,
+                               [&](auto l) { return f(MmaGradMemory<k(), l()>()); });
+        } else {
+          return f(GradMemory<element(), k(), g()>());
+        }
+      });
+    });
+  });
 }
 
 }  // namespace
@@ -102,23 +116,15 @@ int patch_bytes(const Problem& p, const PatchChoice& choice) {
 int patch_grad_bytes(const Problem& p, const PatchChoice& choice) {
   if (choice.group > 0)
     return GroupGradMemory(p.height, p.width, p.kernel_size, p.element_bytes, choice.group).bytes;
-  return with_element(p.element_bytes, [&](auto element) {
-    return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
-      return with_constant(GradCells(), choice.cells, [&](auto g) {
-        if constexpr (element() == 2 && g() == 0) {
-          return with_constant(MmaGradLevels(), choice.levels,
-                               [&](auto l) { return MmaGradMemory<k(), l()>::kBytes; });
-        } else {
-          return GradMemory<element(), k(), g()>::kBytes;
-        }
-      });
-    });
-  });
+  return with_grad_memory(p, choice, [](auto memory) { return decltype(memory)::kBytes; });
 }
 
 int patch_grad_blocks(const Problem& p, const PatchChoice& choice) {
-  if (choice.group == 0) return 3;
-  return GroupGradMemory(p.height, p.width, p.kernel_size, p.element_bytes, choice.group).blocks();
+  if (choice.group > 0) {
+    return GroupGradMemory(p.height, p.width, p.kernel_size, p.element_bytes, choice.group)
+        .blocks();
+  }
+  return with_grad_memory(p, choice, [](auto memory) { return decltype(memory)::kBlocks; });
 }
 
 int patch_tiles(const Problem& p, const PatchChoice& choice) {
@@ -162,26 +168,27 @@ PatchChoice choose_patch_grad(const Problem& p, const Device& device) {
 }
 
 // The fewest rounds of tiles, a round being what the slots hold; a block costs about a tile more,
-// for its weights and the wait for its first window.
-int split_tiles(int channels, int tiles, int slots) {
+// for its weights and the wait for its first window. Blocks of more than `most` tiles end too far
+// apart.
+int split_tiles(int channels, int tiles, int slots, int most) {
   constexpr int kMostRounds = 8;
   const auto cost = [&](int splits) {
     const int64_t rounds = (int64_t(channels) * splits + slots - 1) / slots;
     return rounds * (ceil_div(tiles, splits) + 1);
   };
   int best = 1;
-  for (int rounds = 1; rounds <= kMostRounds; ++rounds) {
-    const int splits = std::min(tiles, int(int64_t(rounds) * slots / channels));
-    if (splits > 0 && cost(splits) < cost(best)) best = splits;
+  const auto too_long = [&] { return ceil_div(tiles, best) > most; };
+  for (int rounds = 1; rounds <= kMostRounds || too_long(); ++rounds) {
+    const int splits = int(std::min<int64_t>(tiles, int64_t(rounds) * slots / channels));
+    if (splits > 0 && (too_long() || cost(splits) < cost(best))) best = splits;
   }
   return best;
 }
 
-// A partial sum covers no more than 16 tiles: 512 products a thread, which keeps the rounding of
-// float32 sums below 1e-6.
-int grad_parts(int tiles, int splits) {
-  constexpr int kMostTiles = 16;
-  return ceil_div(ceil_div(tiles, splits), kMostTiles);
+int blocks_together(int channels, int splits, int slots) {
+  return std::clamp(slots / channels, 1, splits);
 }
+
+int grad_parts(int tiles, int splits) { return ceil_div(ceil_div(tiles, splits), kMostTilesOfSum); }
 
 }  // namespace wtconv::cuda

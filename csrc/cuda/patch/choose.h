@@ -29,7 +29,12 @@ int patch_grad_blocks(const Problem& problem, const PatchChoice& choice);
 // Tiles of a channel.
 int patch_tiles(const Problem& problem, const PatchChoice& choice);
 // Blocks of a channel, where the multiprocessors hold `slots` blocks at once.
-int split_tiles(int channels, int tiles, int slots);
+int split_tiles(int channels, int tiles, int slots, int most = INT32_MAX);
+// Of the `splits` blocks of a channel, those that run at the same time.
+int blocks_together(int channels, int splits, int slots);
+// A partial sum covers no more than 16 tiles: 512 products a thread, which keeps the rounding of
+// float32 sums below 1e-6.
+constexpr int kMostTilesOfSum = 16;
 // Partial sums that a block writes for its share of a channel's tiles.
 int grad_parts(int tiles, int splits);
 

@@ -170,12 +170,16 @@ __device__ __forceinline__ void filter(const float* bands, int band, const float
 struct BlockTiles {
   int channel, first, step, count;
 
-  // Every splits-th tile: concurrent blocks of a channel are neighbours.
+  // Blocks that run together go through their share of the tiles side by side: what they read twice
+  // is still in L2.
   template <class Launch>
   static __device__ __forceinline__ BlockTiles strided(const Launch& p) {
-    const int split = blockIdx.x / p.channels;
-    return {int(blockIdx.x % p.channels), split, p.splits,
-            (p.tiles - split + p.splits - 1) / p.splits};
+    const int split = blockIdx.x / p.channels, before = split / p.together * p.together,
+              blocks = min(p.together, p.splits - before);
+    const auto share_of = [&](int splits) { return int(int64_t(p.tiles) * splits / p.splits); };
+    const int begin = share_of(before), end = share_of(before + blocks);
+    const int first = begin + split - before;
+    return {int(blockIdx.x % p.channels), first, blocks, (end - first + blocks - 1) / blocks};
   }
   // Neighbours in turn: what two windows share stays in the L1 cache.
   template <class Launch>

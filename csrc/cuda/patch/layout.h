@@ -139,14 +139,12 @@ struct PlanesMemory {
   static constexpr int kSmall = G < 8 ? 3 : 2;
   using W = Window<kElement, K / 2, kSmall - 1, G>;
   static constexpr int side(int level) { return kPatchTile >> level; }
+  static constexpr int area(int level) { return side(level) * side(level); }
   static constexpr int small_floats(int level) {  // of the levels before `level`
-    return level == kSmall
-               ? 0
-               : small_floats(level - 1) + kSubbands * side(level - 1) * side(level - 1);
+    return kSubbands * 4 * (area(kSmall) - area(level)) / 3;
   }
   static constexpr int kSmallFloats = small_floats(kLevels + 1);
-  static constexpr int kDenseFloats =
-      2 * kSmallFloats + (kSmall > 2 ? kSubbands * side(2) * side(2) : 0);
+  static constexpr int kDenseFloats = 2 * kSmallFloats + (kSmall > 2 ? kSubbands * area(2) : 0);
   static constexpr int kBands = W::kPixelBytes;
   static constexpr int kDense = kBands + W::kFloats * 4;
   static constexpr int kWeights = kDense + kDenseFloats * 4;

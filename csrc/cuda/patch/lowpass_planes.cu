@@ -9,66 +9,135 @@
 // pixels, mostly stays in L2 for the kernel that adds it. 8x64x256x256, L=5, on an H100: 68 us in
 // float32 and 46 us in float16, where a pass that forms LL takes 55 and 32 us, and a launch on it
 // 28 us.
+#include <cstring>
+
 #include "../launch.cuh"
 #include "planes_levels.cuh"
 
 namespace wtconv::cuda {
 namespace {
 
-constexpr int kPieces = 8;
+constexpr int kPieces = 16;
+using Piece = Vector<uint32_t, 4>;
 
-// LL of batch items `first` on, [row][col] of the tile: 2^-kDown times the sum of 2^kDown x 2^kDown
-// pixels, zero outside the planes. A thread sums the coefficients below one piece; the threads
-// share the pieces that there are, so that small planes keep as many under way.
-template <int G, int kDown, class T>
-__device__ __forceinline__ void form_band(const LowpassPlanesLaunch& p, int channel, int first,
-                                          float* band) {
-  constexpr int kSize = 1 << kDown, kUnit = 16 / int(sizeof(T)), kOut = kUnit / kSize;
-  constexpr int kAtOnce = kPieces / kSize, kCell = kPatchTile / G;
-  const View& view = p.planes.input;
-  const T* plane = static_cast<const T*>(view.data) + channel * view.stride_c;
-  const int across = p.input_width / kUnit, rows = p.planes.height;
-  const int total = min(G * G, p.planes.batch - first) * rows * across;
-#pragma unroll 1
-  for (int begin = threadIdx.x; begin < total; begin += kAtOnce * kPatchThreads) {
-    Vector<T, kUnit> piece[kAtOnce][kSize];
-    int to[kAtOnce];
+// The pieces that make LL of batch items `first` on, in columns of 2^kDown below each other,
+// [item][row][col]. A thread takes every kPatchThreads-th column, so that small planes keep as many
+// under way, and divides only before the first.
+template <int G, int kDown>
+class PieceColumns {
+ public:
+  static constexpr int kSize = 1 << kDown;
+
+  __device__ __forceinline__ PieceColumns(const LowpassPlanesLaunch& p, int channel, int first) {
+    const View& view = p.planes.input;
+    const int element = p.dtype == DType::kFloat32 ? 4 : 2, unit = int(sizeof(Piece)) / element;
+    items_ = min(G * G, p.planes.batch - first), rows_ = p.planes.height;
+    cols_ = p.input_width / unit, height_ = p.input_height, outputs_ = unit >> kDown;
+    at_ = index(threadIdx.x), step_ = index(kPatchThreads);
+    stride_y_ = view.stride_y * element;
+    row_end_ = kSize * stride_y_ - cols_ * int(sizeof(Piece));
+    item_end_ = view.stride_b * element - rows_ * kSize * stride_y_;
+    const auto offset = [&](const Index& i) {
+      return i.item * view.stride_b * element + i.row * kSize * stride_y_ +
+             i.col * int(sizeof(Piece));
+    };
+    from_ = static_cast<const char*>(view.data) +
+            (channel * view.stride_c + first * view.stride_b) * element + offset(at_);
+    advance_ = offset(step_);
+  }
+
+  // Starts to load the next column; where its coefficients go, [row][col] of the tile, or -1 where
+  // none is left. Pieces past the last row of x are zero.
+  __device__ __forceinline__ int load(Piece (&piece)[kSize]) {
+    if (at_.item >= items_) return -1;
+    const int left = height_ - at_.row * kSize;
+    if (left >= kSize) {
 #pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) {
-      const int at = begin + r * kPatchThreads, col = at % across, row = at / across % rows;
-      const int item = at / across / rows;
-      const int left = at < total ? p.input_height - row * kSize : 0;
-      const T* from =
-          plane + (first + item) * view.stride_b + row * kSize * view.stride_y + col * kUnit;
-      to[r] = (item / G * kCell + row) * kPatchTile + item % G * kCell + col * kOut;
+      for (int i = 0; i < kSize; ++i) piece[i] = load_once<Piece>(from_ + i * stride_y_);
+    } else {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
-        piece[r][i] = Vector<T, kUnit>{};
-        if (i < left)
-          piece[r][i] = *reinterpret_cast<const Vector<T, kUnit>*>(from + i * view.stride_y);
+        piece[i] = Piece{};
+        if (i < left) piece[i] = load_once<Piece>(from_ + i * stride_y_);
       }
     }
-#pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) {
-      if (begin + r * kPatchThreads >= total) break;
-      Vector<float, kOut> out;
-#pragma unroll
-      for (int u = 0; u < kOut; ++u) {
-        out.lane[u] = lowpass_of<kDown, float>(
-            [&](int i, int s) { return widen<float>(piece[r][i].lane[u * kSize + s]); });
-      }
-      *reinterpret_cast<Vector<float, kOut>*>(band + to[r]) = out;
-    }
+    constexpr int kCell = kPatchTile / G;
+    const int to =
+        (at_.item / G * kCell + at_.row) * kPatchTile + at_.item % G * kCell + at_.col * outputs_;
+    from_ += advance_;
+    at_.item += step_.item, at_.row += step_.row, at_.col += step_.col;
+    if (at_.col >= cols_) at_.col -= cols_, ++at_.row, from_ += row_end_;
+    if (at_.row >= rows_) at_.row -= rows_, ++at_.item, from_ += item_end_;
+    return to;
   }
+
+ private:
+  struct Index {
+    int item, row, col;
+  };
+  __device__ __forceinline__ Index index(int column) const {
+    const int row = column / cols_;
+    return {row / rows_, row % rows_, column % cols_};
+  }
+
+  const char* from_;
+  int64_t stride_y_, advance_, row_end_, item_end_;  // in bytes
+  int items_, rows_, cols_, height_, outputs_;
+  Index at_, step_;
+};
+
+// LL below a column: 2^-kDown times the sum of 2^kDown x 2^kDown pixels.
+template <int kDown, class T>
+__device__ __forceinline__ void store_lowpass(const Piece (&piece)[1 << kDown], float* to) {
+  constexpr int kSize = 1 << kDown, kUnit = int(sizeof(Piece) / sizeof(T)), kOut = kUnit / kSize;
+  Vector<T, kUnit> row[kSize];
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) memcpy(&row[i], &piece[i], sizeof(Piece));
+  Vector<float, kOut> out;
+#pragma unroll
+  for (int u = 0; u < kOut; ++u) {
+    out.lane[u] = lowpass_of<kDown, float>(
+        [&](int i, int s) { return widen<float>(row[i].lane[u * kSize + s]); });
+  }
+  *reinterpret_cast<Vector<float, kOut>*>(to) = out;
 }
 
-template <int G, class T>
+// LL of the block's planes, [row][col] of the tile. `meanwhile` runs while the first pieces are
+// under way.
+template <int G, int kDown, class F>
 __device__ __forceinline__ void form_band(const LowpassPlanesLaunch& p, int channel, int first,
-                                          float* band) {
-  if constexpr (sizeof(T) == 2) {
-    if (p.down == 3) return form_band<G, 3, T>(p, channel, first, band);
+                                          float* band, F meanwhile) {
+  using Columns = PieceColumns<G, kDown>;
+  constexpr int kColumns = kPieces / Columns::kSize;
+  Columns columns(p, channel, first);
+  Piece piece[kColumns][Columns::kSize];
+  int to[kColumns];
+#pragma unroll
+  for (int n = 0; n < kColumns; ++n) to[n] = columns.load(piece[n]);
+  meanwhile();
+  // A column is loaded where one has been summed: the others stay under way.
+  const auto sum_all = [&](auto type) {
+    using T = decltype(type);
+    if constexpr (sizeof(T) << kDown <= sizeof(Piece)) {
+#pragma unroll 1
+      for (;;) {
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) {
+          if (to[n] < 0) return;
+          store_lowpass<kDown, T>(piece[n], band + to[n]);
+          to[n] = columns.load(piece[n]);
+        }
+      }
+    }
+  };
+  switch (p.dtype) {
+    case DType::kFloat16:
+      return sum_all(__half());
+    case DType::kBFloat16:
+      return sum_all(__nv_bfloat16());
+    default:
+      return sum_all(float());
   }
-  form_band<G, 2, T>(p, channel, first, band);
 }
 
 // Level 1 of the band; the zeros between its cells stay.
@@ -98,25 +167,20 @@ __global__ void __launch_bounds__(kPatchThreads, LowpassPlanesMemory<K, G>::kBlo
   float* bands = reinterpret_cast<float*>(shared + M::kBands);
   float* weights = reinterpret_cast<float*>(shared + M::kWeights);
 
-  // Blocks of the float32 kernel that adds the result copy and filter their first windows
-  // meanwhile. That of half types is not launched to start early: its windows share the L1 cache,
-  // of which a multiprocessor keeps for it what this kernel leaves (8x64x256x256, L=5: 0.167
-  // against 0.147 ms).
-  let_next_grid_start();
-  clear(shared, M::kWeights);
   const int channel = blockIdx.x % p.channels, first = blockIdx.x / p.channels * G * G;
-  switch (launch.dtype) {
-    case DType::kFloat16:
-      form_band<G, __half>(launch, channel, first, dense);
-      break;
-    case DType::kBFloat16:
-      form_band<G, __nv_bfloat16>(launch, channel, first, dense);
-      break;
-    default:
-      form_band<G, float>(launch, channel, first, dense);
+  const auto prepare = [&] {
+    clear(shared, M::kWeights);
+    load_taps<K>(p.params, channel, p.levels, weights);
+  };
+  if (launch.down == 3) {
+    form_band<G, 3>(launch, channel, first, dense, prepare);
+  } else {
+    form_band<G, 2>(launch, channel, first, dense, prepare);
   }
-  load_taps<K>(p.params, channel, p.levels, weights);
   __syncthreads();
+  // Blocks of the kernel that adds the result copy and filter their first windows while the last
+  // ones here filter; not while they read (8x128x256x256 float16, L=5: 0.28 against 0.20 ms).
+  let_next_grid_start();
   analyse_band<W>(dense, bands);
   __syncthreads();
   float low[2][4] = {}, sum[kPatchRows][kPatchCols] = {};
@@ -136,7 +200,7 @@ __global__ void __launch_bounds__(kPatchThreads, LowpassPlanesMemory<K, G>::kBlo
 template <int K, int G>
 const char* launch(const LowpassPlanesLaunch& p, cudaStream_t stream) {
   return launch_kernel(&lowpass_planes_kernel<K, G>, p, int64_t(p.planes.channels) * p.planes.tiles,
-                       kPatchThreads, LowpassPlanesMemory<K, G>::kBytes, stream);
+                       kPatchThreads, LowpassPlanesMemory<K, G>::kBytes, stream, false, kAllShared);
 }
 
 }  // namespace

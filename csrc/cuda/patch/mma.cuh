@@ -19,30 +19,29 @@ __device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float low, float high) {
   return reinterpret_cast<const uint32_t&>(both);
 }
 
-// Copies the columns of a window from piece kFirst on, as many at once as divide the threads.
-// `corner` is the first pixel of the window, in row y and column x of a plane.
-template <class W, int kBytes, bool kCached, int kFirst, class T, class Launch>
+// Copies a window in pieces of kBytes. `corner` is its first pixel, in row y and column x of a
+// plane. A thread keeps its column and the position of its rows in their cells, which makes what it
+// adds from row to row a constant; threads that no whole rows are left for have none.
+template <class W, int kBytes, bool kCached, class T, class Launch>
 __device__ __forceinline__ void fill_pieces(const T* corner, const View& view, const Launch& p,
                                             int y, int x, T* pixels) {
-  constexpr int kPiece = kBytes / 2, kLeft = W::cols(0) / kPiece - kFirst;
-  constexpr int kColumns = kLeft >= 16 ? 16 : kLeft >= 8 ? 8 : kLeft >= 4 ? 4 : 2;
-  constexpr int kStep = kPatchThreads / kColumns;
-  static_assert(kStep % W::cell(0) == 0 && kLeft % 2 == 0, "steps keep the row of the cell");
-  const int col = (kFirst + threadIdx.x % kColumns) * kPiece, row = threadIdx.x / kColumns;
+  constexpr int kPiece = kBytes / 2, kColumns = W::cols(0) / kPiece, kCell = W::cell(0);
+  constexpr int kStep = kPatchThreads / kColumns / kCell * kCell, kRows = W::rows(0);
+  static_assert(kStep > 0, "a cell's rows fit the threads");
+  const int col = threadIdx.x % kColumns * kPiece, row = threadIdx.x / kColumns;
+  if (row >= kStep) return;
   const bool inside = unsigned(x + col) < unsigned(p.width);
   const int64_t step = kStep * view.stride_y;
   const T* from = corner + row * view.stride_y + col;
-  T* to = pixels + W::slot(0, row) * W::pitch(0) + col;
+  T* to = pixels + W::template row_at<0>(row) + col;
 #pragma unroll
-  for (int r = 0; r < W::rows(0); r += kStep) {
-    if (r + kStep <= W::rows(0) || r + row < W::rows(0)) {
-      copy_async<kBytes, kCached>(to + r / W::cell(0) * W::pitch(0), from,
+  for (int r = 0; r < kRows; r += kStep) {
+    if (r + kStep <= kRows || r + row < kRows) {
+      copy_async<kBytes, kCached>(to + r / kCell * W::pitch(0), from,
                                   inside && unsigned(y + row + r) < unsigned(p.height));
     }
     from += step;
   }
-  if constexpr (kLeft > kColumns)
-    fill_pieces<W, kBytes, kCached, kFirst + kColumns>(corner, view, p, y, x, pixels);
 }
 
 // Starts to copy the window of a tile, zero outside the plane, in pieces of kBytes where the tensor
@@ -53,29 +52,34 @@ __device__ __forceinline__ void fill_mma_window(const View& view, bool aligned, 
   const int y = at.y - W::halo(0), x = at.x - W::lead(0);
   const T* corner = static_cast<const T*>(view.data) + at.item * view.stride_b +
                     at.channel * view.stride_c + y * view.stride_y + x * view.stride_x;
-  if (aligned) return fill_pieces<W, kBytes, kCached, 0>(corner, view, p, y, x, pixels);
+  if (aligned) return fill_pieces<W, kBytes, kCached>(corner, view, p, y, x, pixels);
   for (int i = threadIdx.x; i < W::rows(0) * W::cols(0); i += kPatchThreads) {
     const int row = i / W::cols(0), col = i % W::cols(0);
     const bool inside =
         unsigned(y + row) < unsigned(p.height) && unsigned(x + col) < unsigned(p.width);
-    pixels[W::slot(0, row) * W::pitch(0) + col] =
+    pixels[W::template row_at<0>(row) + col] =
         inside ? corner[row * view.stride_y + col * view.stride_x] : narrow<T>(0.0f);
   }
 }
 
-// 16 rows of 16 columns as the first operand of a product; row(r) points to the first of row r.
-template <bool kAligned, class Row>
-__device__ __forceinline__ void load_rows(Row row, uint32_t (&a)[4]) {
-  const int lane = threadIdx.x % 32;
-  if constexpr (kAligned) {
-    load_matrices(row(lane % 16) + lane / 16 * 8, a);
-  } else {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const auto* p = row(lane / 4 + 8 * h) + lane % 4 * 2;
-      a[h] = load_pair(p), a[2 + h] = load_pair(p + 8);
-    }
-  }
+// The windows of a tensor as boxes: one per position in the cells.
+template <class W>
+constexpr BoxShape window_box() {
+  return {W::pitch(0), W::cells(0), W::cell(0), false};
+}
+
+// Starts to copy the window of a tile by its boxes.
+template <class W, class T>
+__device__ __forceinline__ void load_window(const BoxMap& map, const TileIndex& at, T* pixels,
+                                            uint64_t* barrier) {
+  const int position = threadIdx.x;
+  if (position >= W::cell(0)) return;
+  load_box(pixels + position * W::group(0), map, at.item, at.channel, at.y - W::halo(0) + position,
+           at.x - W::lead(0), barrier);
+}
+template <class W>
+constexpr int window_bytes() {
+  return W::cell(0) * W::cells(0) * W::pitch(0) * 2;
 }
 
 // The matrix that adds neighbouring columns, times `factor`, as the second operand of a product.
@@ -94,41 +98,96 @@ struct ColumnSums {
   }
 };
 
-// The low-pass band of level kLevel + 1 from that of kLevel (0: the pixels), `factor` times the sum
-// of four values. Row r comes from rows 2r and 2r + 1, column c from columns 2c and 2c + 1: 16 rows
-// and 8 columns are two products with the matrix that adds neighbouring columns.
-template <class W, int kLevel, class T>
-__device__ __forceinline__ void form_lowpass(const T* fine, float factor, T* lowpass) {
-  constexpr int kNext = kLevel + 1, kCells = W::cells(kNext), kRows = W::cell(kNext) * kCells;
-  constexpr int kColumns = W::cols(kNext) / 8, kProducts = (kRows + 15) / 16 * kColumns;
-  static_assert(W::cells(kLevel) == kCells && W::lead(kLevel) == 2 * W::lead(kNext), "one frame");
-  const int lane = threadIdx.x % 32;
-  const ColumnSums<T> columns(factor);
-#pragma unroll 2
-  for (int i = threadIdx.x / 32; i < kProducts; i += kPatchThreads / 32) {
-    const int row = i / kColumns * 16, col = i % kColumns * 8;
-    // Stored row: the finer ones are at twice its position in the cell, and at the next.
-    const auto even = [&](int r) {
-      const int slot = min(row + r, kRows - 1);
-      return fine + (slot + slot / kCells * kCells) * W::pitch(kLevel) + W::shift(kLevel) + 2 * col;
-    };
-    const auto odd = [&](int r) { return even(r) + kCells * W::pitch(kLevel); };
-    uint32_t top[4], bottom[4];
-    load_rows<W::shift(kLevel) % 8 == 0>(even, top);
-    load_rows<W::shift(kLevel) % 8 == 0>(odd, bottom);
-    float sum[4] = {};
-    columns.add(sum, top);
-    columns.add(sum, bottom);
-    T* to = lowpass + (row + lane / 4) * W::pitch(kNext) + W::shift(kNext) + col + lane % 4 * 2;
+// Forms the low-pass band of level kLevel + 1 from that of kLevel (0: the pixels), `factor` times
+// the sum of four values. Row r comes from rows 2r and 2r + 1, column c from columns 2c and 2c + 1:
+// 16 rows and 8 columns are two products with the matrix that adds neighbouring columns.
+template <class W, int kLevel>
+class FormLowpass {
+  using P = LowpassProducts<W, kLevel>;
+  static constexpr int kNext = kLevel + 1, kCells = W::cells(kNext);
+  static constexpr int kRows = P::kRows, kCols = W::cols(kNext);
+  static constexpr bool kAligned = P::kWords == 1;
+  static_assert(W::cells(kLevel) == kCells, "a cell of the band is one of the finer");
+  static_assert(W::size(kLevel) <= 1 << 16 && W::size(kNext) < 1 << 15, "places are half words");
+
+  // Where the thread reads and writes in each product, in elements, settled once for all tiles. The
+  // halves of a word: where it reads; where it writes, kTwice set where row + 8 is wanted, too, or
+  // kNowhere. Where rows are not loaded as matrices, a second word says where it reads row + 8.
+  static constexpr unsigned kTwice = 1u << 15, kNowhere = kTwice - 1;
+  unsigned* places_;
+
+  // Stored row: the finer ones are at twice its position in the cell, and at the next.
+  static __device__ __forceinline__ unsigned finer(int row) {
+    const int r = min(row, kRows - 1);
+    return r / kCells * 2 * W::group(kLevel) + r % kCells * W::pitch(kLevel);
+  }
+  __device__ __forceinline__ void settle(int product, unsigned* words) {
+    const int lane = threadIdx.x % 32, row = product / P::kColumns * 16,
+              first = product % P::kColumns * 8;
+    // The last columns of a window that ends within a product are formed with those before.
+    const int col = min(first, W::cols(kLevel) / 2 - 8), left = W::shift(kLevel) + 2 * col;
+    const int to_col = col + lane % 4 * 2 - P::kBefore, to_row = row + lane / 4;
+    const bool wanted = product < P::kProducts && to_col >= max(first - P::kBefore, 0) &&
+                        to_col < kCols && to_row < kRows;
+    const unsigned to = wanted ? unsigned(to_row * W::pitch(kNext) + W::shift(kNext) + to_col) +
+                                     (to_row + 8 < kRows ? kTwice : 0)
+                               : kNowhere;
+    const unsigned from = kAligned ? finer(row + lane % 16) + left + lane / 16 * 8
+                                   : finer(to_row) + left + lane % 4 * 2;
+    words[0] = from + (to << 16);
+    if (!kAligned) words[kPatchThreads] = finer(to_row + 8) + left + lane % 4 * 2;
+  }
+
+ public:
+  // `shared` has P::kBytes.
+  __device__ __forceinline__ explicit FormLowpass(unsigned char* shared)
+      : places_(reinterpret_cast<unsigned*>(shared) + threadIdx.x) {
+#pragma unroll 1
+    for (int n = 0; n < P::kOfWarp; ++n)
+      settle(threadIdx.x / 32 + n * P::kWarps, places_ + n * P::kWords * kPatchThreads);
+  }
+
+  template <class T>
+  __device__ __forceinline__ void operator()(const T* fine, float factor, T* lowpass) const {
+    const ColumnSums<T> columns(factor);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      if (row + lane / 4 + 8 * h < kRows) {
-        *reinterpret_cast<uint32_t*>(to + 8 * h * W::pitch(kNext)) =
-            pack<T>(sum[2 * h], sum[2 * h + 1]);
+    for (int n = 0; n < P::kOfWarp; ++n) {
+      if ((n + 1) * P::kWarps > P::kProducts &&
+          int(threadIdx.x) / 32 + n * P::kWarps >= P::kProducts)
+        break;
+      const unsigned* words = places_ + n * P::kWords * kPatchThreads;
+      const unsigned place = words[0], further = kAligned ? 0 : words[kPatchThreads];
+      float sum[4] = {};
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const T* rows = fine + odd * W::group(kLevel);
+        uint32_t a[4];
+        if constexpr (kAligned) {
+          load_matrices(rows + (place & 0xffff), a);
+        } else {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const T* p = rows + (h == 0 ? place & 0xffff : further);
+            a[h] = load_pair(p), a[2 + h] = load_pair(p + 8);
+          }
+        }
+        columns.add(sum, a);
       }
+      const unsigned to = place >> 16 & ~kTwice;
+      if (to == kNowhere) continue;
+      uint32_t* target = reinterpret_cast<uint32_t*>(lowpass + to);
+      target[0] = pack<T>(sum[0], sum[1]);
+      if (place >> 16 & kTwice) target[4 * W::pitch(kNext)] = pack<T>(sum[2], sum[3]);
     }
   }
-}
+};
+
+// The same where `kWanted`, else nothing.
+struct FormNothing {
+  __device__ __forceinline__ explicit FormNothing(unsigned char*) {}
+};
+template <bool kWanted, class W, int kLevel>
+using FormLowpassIf = std::conditional_t<kWanted, FormLowpass<W, kLevel>, FormNothing>;
 
 // Scaled taps of a channel, [slot][tap].
 template <int K, int L, class P>

@@ -15,6 +15,9 @@
 //   copy the window (asynchronous; the next one meanwhile) -> LL1, LL2 into shared memory by MMA
 //   -> outputs of levels 2 and 3, and y, into registers by MMA -> sum -> shared memory -> store
 //
+// On sm_90 the copy and the store are bulk copies of boxes: a thread starts each, and the rows of
+// equal position in their cells are one box.
+//
 // A warp computes 64 x 16 pixels, in products whose 16 rows are one row of each of the eight 8-row
 // cells of the tile, at 8 columns and at the 8 further: three groups of 8 columns of a row of x
 // serve up to 8 products. A lane's pixels lie below coefficients that the same lane computes, so no
@@ -44,7 +47,7 @@ __device__ __forceinline__ void filter_pixels(const T* pixels, const uint32_t* f
   InputRow<W::kGroups> in[W::kRows + 6];
   // Matrices (g, g + 8) x (first, second group) of a product are groups 0, 1, 1, 2 of a row of x.
   const auto load = [&](int i) {
-    const T* row = corner + W::slot(0, W::first_row(0) + i) * W::pitch(0);
+    const T* row = corner + W::template row_at<0>(W::first_row(0) + i);
     if constexpr (W::kGroups == 2) {  // not aligned to 16 bytes
 #pragma unroll
       for (int m = 0; m < 4; ++m)
@@ -77,12 +80,12 @@ __device__ __forceinline__ void filter_level1(const T* lowpass, const uint32_t* 
   const T* cell = lowpass + lane % 8 * W::pitch(1) + W::first_col(1) + warp * kWarpCols / 2;
   // Rows g + 8 of a product are two rows below rows g: in the same cell, or in the next one.
   const int below = lane / 8 % 2;
-  const T* from[2] = {cell + below * 2 * W::cells(1) * W::pitch(1),
-                      cell + below * (1 - 2 * W::cells(1)) * W::pitch(1)};
+  const T* from[2] = {cell + below * 2 * W::group(1),
+                      cell + below * (W::pitch(1) - 2 * W::group(1))};
 #pragma unroll
   for (int i = 0; i < W::kRows; ++i) {
     const int r = W::first_row(1) + i;
-    const T* row = from[r % 4 / 2] + W::slot(1, r) * W::pitch(1);
+    const T* row = from[r % 4 / 2] + W::template row_at<1>(r);
     InputRow<W::kGroups> in;
     load_matrices(row + lane / 16 * 8, in.first);
     if constexpr (W::kGroups > 2) load_matrices(row + 16, in.rest);
@@ -106,7 +109,7 @@ __device__ __forceinline__ void filter_level2(const T* lowpass, const uint32_t* 
   float product[2][4] = {};
 #pragma unroll
   for (int i = 0; i < W::kRows; ++i) {
-    const T* row = cell + W::slot(2, W::first_row(2) + i) * W::pitch(2);
+    const T* row = cell + W::template row_at<2>(W::first_row(2) + i);
     const uint32_t in[4] = {load_pair(row), 0, load_pair(row + further), 0};
     const auto taps = reinterpret_cast<const Vector<uint32_t, 2>*>(fragments)[i * 32 + lane];
     multiply<T>(product[i % 2], in, taps.lane[0], taps.lane[1]);
@@ -189,26 +192,96 @@ __device__ __forceinline__ void store_tile(const PatchLaunch& p, const TileIndex
   }
 }
 
+// The staged outputs as boxes: rows f of all cells.
+constexpr BoxShape kOutputBox{kPatchTile, 8, 8, true};
+
+struct MmaForwardLaunch {
+  PatchLaunch patches;
+  bool loads_boxes, stores_boxes;
+  BoxMap input, output;
+};
+
+// Windows and outputs of a block's tiles on their way. Two windows: that of tile n is the (n %
+// 2)th.
 template <class T, int K, int L>
-__global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
-    mma_forward_kernel(const __grid_constant__ PatchLaunch p) {
+class TileCopies {
   using W = MmaWindow<K, L>;
   using M = MmaMemory<K, L>;
-  extern __shared__ __align__(16) unsigned char shared[];
-  T* outputs = reinterpret_cast<T*>(shared + M::kOutputs);
+  const MmaForwardLaunch& launch_;
+  unsigned char* shared_;
+  __device__ __forceinline__ uint64_t* barrier() const {
+    return reinterpret_cast<uint64_t*>(shared_ + M::kBarrier);
+  }
+
+ public:
+  __device__ __forceinline__ TileCopies(const MmaForwardLaunch& launch, unsigned char* shared)
+      : launch_(launch), shared_(shared) {
+    if (threadIdx.x == 0) init_byte_barrier(barrier());
+    __syncwarp();
+  }
+  __device__ __forceinline__ T* window(int n) const {
+    return reinterpret_cast<T*>(shared_ + n % 2 * M::kWindow);
+  }
+  __device__ __forceinline__ T* outputs() const {
+    return reinterpret_cast<T*>(shared_ + M::kOutputs);
+  }
+
+  __device__ __forceinline__ void start_window(int n, const TileIndex& at) const {
+    const PatchLaunch& p = launch_.patches;
+    if (launch_.loads_boxes) {
+      if (threadIdx.x == 0) expect_bytes(barrier(), window_bytes<W>());
+      load_window<W>(launch_.input, at, window(n), barrier());
+    } else {
+      fill_mma_window<W, 16, M::kCached>(p.input, p.input_bytes == 16, p, at, window(n));
+    }
+  }
+  // Others see the window behind a barrier.
+  __device__ __forceinline__ void wait_for_window(int n) const {
+    if (launch_.loads_boxes) {
+      wait_for_bytes(barrier(), n);
+    } else {
+      wait_for_copies();
+    }
+  }
+
+  // Behind a barrier after the outputs were staged, and committed by every thread.
+  __device__ __forceinline__ void start_store(const TileIndex& at) const {
+    if (!launch_.stores_boxes) return store_tile(launch_.patches, at, outputs());
+    const int f = threadIdx.x;
+    if (f < kOutputBox.row_step) {
+      store_box(outputs() + f * kOutputBox.rows * kOutputBox.cols, launch_.output, at.item,
+                at.channel, at.y + f, at.x);
+    }
+  }
+  __device__ __forceinline__ void commit_outputs() const {
+    if (launch_.stores_boxes) fence_for_boxes();
+  }
+  // Outputs may be staged again behind the next barrier.
+  __device__ __forceinline__ void wait_for_store() const { wait_for_box_reads(); }
+};
+
+template <class T, int K, int L>
+__global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
+    mma_forward_kernel(const __grid_constant__ MmaForwardLaunch launch) {
+  using W = MmaWindow<K, L>;
+  using M = MmaMemory<K, L>;
+  const PatchLaunch& p = launch.patches;
+  extern __shared__ __align__(1024) unsigned char shared[];
   auto& taps = *reinterpret_cast<ChannelTaps<K, L>*>(shared + M::kTaps);
   const auto band = [&](int level) { return reinterpret_cast<T*>(shared + M::band(level)); };
   const auto fragments = [&](int level) {
     return reinterpret_cast<uint32_t*>(shared + M::fragments(level));
   };
-  const auto window = [&](int n) { return reinterpret_cast<T*>(shared + n % 2 * M::kWindow); };
 
   // Blocks that run together share the rims of their windows (as in mma_layout.h: L = 1 0.066 ms
   // for 0.070 where each takes neighbours in turn, L = 2 0.084 for 0.087, L = 3 the same).
   const BlockTiles tiles = BlockTiles::strided(p);
   const TileIndex step(p, tiles.channel, tiles.step);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
-  fill_mma_window<W, 16, M::kCached>(p.input, p.input_bytes == 16, p, at, window(0));
+  const TileCopies<T, K, L> copies(launch, shared);
+  copies.start_window(0, at);
+  const FormLowpassIf<(L > 1), W, 0> form_level1(shared + M::products(1));
+  const FormLowpassIf<(L > 2), W, 1> form_level2(shared + M::products(2));
   read_taps(p.params, tiles.channel, taps);
   __syncthreads();
   form_fragments<W, T, K, L, 0>(taps, fragments(0));
@@ -216,29 +289,31 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
   if constexpr (L > 2) form_fragments<W, T, K, L, 2>(taps, fragments(2));
 #pragma unroll 1
   for (int n = 0;; ++n) {
-    wait_for_copies();
+    if (n < tiles.count) copies.wait_for_window(n);
     __syncthreads();
-    if (n > 0) store_tile(p, at, outputs);
-    if (n == tiles.count) return;
+    if (n > 0) copies.start_store(at);
+    if (n == tiles.count) break;
     at = next;
-    T* pixels = window(n);
+    T* pixels = copies.window(n);
     if (n + 1 < tiles.count) {
       next.advance(p, step);
-      fill_mma_window<W, 16, M::kCached>(p.input, p.input_bytes == 16, p, next, window(n + 1));
+      copies.start_window(n + 1, next);
     }
     float sum[8][4] = {}, low1[2][4] = {}, low2[2][2] = {}, coarse[8 >> L][2] = {};
     // Averages cannot overflow; sums of gradients, where rotated, shall not underflow.
     const float average = p.params.rotate ? 0.5f : 0.25f, raise = 0.25f / average;
-    if constexpr (L > 1) {
-      if (p.coarse) load_coarse<L>(p, at, coarse);
-      form_lowpass<W, 0>(pixels, average, band(1));
-    }
+    if constexpr (L > 1) form_level1(pixels, average, band(1));
+    copies.wait_for_store();
     __syncthreads();
-    if constexpr (L > 2) form_lowpass<W, 1>(band(1), average, band(2));
+    if constexpr (L > 2) form_level2(band(1), average, band(2));
     if constexpr (L > 1) filter_level1<W>(band(1), fragments(1), low1);
     if constexpr (L > 2) {
       __syncthreads();
       filter_level2<W>(band(2), fragments(2), low2);
+    }
+    wait_for_previous_grid();
+    if constexpr (L > 1) {
+      if (p.coarse) load_coarse<L>(p, at, coarse);
     }
     filter_pixels<W>(pixels, fragments(0), sum);
     const float bias = taps.bias, factor = taps.factor[0],
@@ -254,8 +329,10 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
         sum[f][c] = factor * sum[f][c] + rest;
       }
     }
-    stage_outputs(sum, outputs);
+    stage_outputs(sum, copies.outputs());
+    copies.commit_outputs();
   }
+  copies.wait_for_store();
 }
 
 template <class T, int K, int L>
@@ -263,8 +340,22 @@ const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t strea
   using M = MmaMemory<K, L>;
   // No more shared memory than that: what two windows share stays in the L1 cache.
   constexpr int kOfMultiprocessor = shared_of_blocks(M::kBlocks, M::kBytes);
-  return launch_patches(&mma_forward_kernel<T, K, L>, p, M::kBlocks * multiprocessors, M::kBytes,
-                        stream, false, kOfMultiprocessor);
+  const auto kernel = &mma_forward_kernel<T, K, L>;
+  MmaForwardLaunch launch{};
+  launch.patches = p;
+  const int slots = M::kBlocks * multiprocessors;
+  launch.patches.splits = split_tiles(p.channels, p.tiles, slots);
+  launch.patches.together = blocks_together(p.channels, launch.patches.splits, slots);
+  if (M::kBoxes && has_bulk_copies(kernel, kOfMultiprocessor)) {
+    const auto describe = [&](BoxMap& map, const View& v, const BoxShape& box) {
+      return describe_boxes(map, v, 2, p.batch, p.channels, p.height, p.width, box);
+    };
+    launch.loads_boxes = describe(launch.input, p.input, window_box<MmaWindow<K, L>>());
+    // The fence before their stores waits for copies of the other kind, too.
+    launch.stores_boxes = launch.loads_boxes && describe(launch.output, p.output, kOutputBox);
+  }
+  return launch_kernel(kernel, launch, int64_t(p.channels) * launch.patches.splits, kPatchThreads,
+                       M::kBytes, stream, p.early, kOfMultiprocessor);
 }
 
 }  // namespace

@@ -13,6 +13,10 @@ constexpr int column_lead(int kernel_size) { return 4 * (column_groups(kernel_si
 // Elements of a row of `cols`, an odd number of pieces of 16 bytes: eight neighbouring rows touch
 // different banks.
 constexpr int odd_pitch(int cols) { return round_up(cols - 8, 16) + 8; }
+// Elements of a group of rows that one bulk copy writes, at level 0: it begins at 128 bytes.
+constexpr int group_pitch(int level, int elements) {
+  return level == 0 ? round_up(elements, 64) : elements;
+}
 
 // Where a tile lies in shared memory. Level 0 is the window of x as stored in memory; levels 1 to
 // L - 1 are its low-pass bands. Eight rows of pixels (four of level 1, two of level 2) make a cell:
@@ -39,12 +43,39 @@ struct MmaWindow {
   // Row of the window, and stored column, of the first input of the tile's first outputs.
   static constexpr int first_row(int level) { return halo(level) - K / 2 * 2; }
   static constexpr int first_col(int level) { return shift(level) + lead(level) - kLead; }
-  static constexpr int size(int level) { return cells(level) * cell(level) * pitch(level); }
-  // Stored row of row `row` of the window, counted from the halo's first.
-  static constexpr int slot(int level, int row) {
-    return row % cell(level) * cells(level) + row / cell(level);
+  // From the rows of one position in their cells to those of the next.
+  static constexpr int group(int level) { return group_pitch(level, cells(level) * pitch(level)); }
+  static constexpr int size(int level) { return cell(level) * group(level); }
+  // Where row `row` of the window begins, counted from the halo's first.
+  template <int kLevel>
+  static constexpr int row_at(int row) {
+    constexpr int kCell = cell(kLevel), kGroup = group(kLevel), kPitch = pitch(kLevel);
+    return row % kCell * kGroup + row / kCell * kPitch;
   }
 };
+
+// The products, of 16 rows and 8 columns, that form the low-pass band of level kLevel + 1, and the
+// memory for where each thread reads and writes.
+template <class W, int kLevel>
+struct LowpassProducts {
+  static constexpr int kRows = W::cell(kLevel + 1) * W::cells(kLevel + 1);
+  // Columns that the window has before the band's first.
+  static constexpr int kBefore = W::lead(kLevel) / 2 - W::lead(kLevel + 1);
+  static constexpr int kColumns = ceil_div(kBefore + W::cols(kLevel + 1), 8);
+  static constexpr int kProducts = ceil_div(kRows, 16) * kColumns;
+  static constexpr int kWarps = kPatchThreads / 32, kOfWarp = ceil_div(kProducts, kWarps);
+  static constexpr int kWords = W::shift(kLevel) % 8 == 0 ? 1 : 2;  // of a thread and product
+  static constexpr int kBytes = kOfWarp * kPatchThreads * kWords * 4;
+};
+// Bytes of the products of levels 1 to `levels`.
+template <class W, int kLevels>
+constexpr int lowpass_bytes() {
+  if constexpr (kLevels <= 0) {
+    return 0;
+  } else {
+    return lowpass_bytes<W, kLevels - 1>() + LowpassProducts<W, kLevels - 1>::kBytes;
+  }
+}
 
 // Products that a row of inputs enters at a level: one per row of outputs, but at level 2 both are
 // in one.
@@ -71,18 +102,26 @@ struct MmaMemory {
   static constexpr int band(int level) {
     return level == 1 ? 2 * kWindow : band(level - 1) + W::size(level - 1) * 2;
   }
-  static constexpr int kOutputs = band(L);
+  static constexpr int kOutputs = round_up(band(L), 1024);
   static constexpr int fragments(int level) {
     if (level == 0) return kOutputs + kPatchTile * kPatchTile * 2;
     return fragments(level - 1) + tap_products(level - 1) * W::kRows * W::kGroups * 32 * 4;
   }
   static constexpr int kTaps = fragments(L);
-  static constexpr int kBytes = kTaps + int(sizeof(ChannelTaps<K, L>));
-  static constexpr int kBlocks = blocks_of(kBytes, L == 1 ? 4 : 3);  // memory decides past these
-  // Whether copies go through the L1 cache, where a tile finds what its window shares with one of
-  // another block. Worth 11 % in small windows (8xCxHxW float16 on an H100, mean over C = 32 to 128
-  // and H = 128 to 512, K = 5, L = 1: 0.066 ms for 0.074); larger ones on their way leave no room
-  // for what is shared (L = 2: 0.100 ms for 0.084, L = 3: 0.121 for 0.100).
+  static constexpr int kBarrier = kTaps + int(sizeof(ChannelTaps<K, L>));
+  static constexpr int products(int level) {
+    return kBarrier + 16 + (level > 1 ? lowpass_bytes<W, (L > 2 ? L - 2 : 0)>() : 0);
+  }
+  static constexpr int kBytes = kBarrier + 16 + lowpass_bytes<W, L - 1>();
+  static constexpr int kBlocks =
+      blocks_of(kBytes, L == 1 || (L == 2 && K <= 5) ? 4 : 3);  // memory decides past these
+  // Whether windows and outputs go in boxes: larger windows are slower (8xCxHxW float16 on an H200,
+  // mean over C = 32 to 128 and H = 128 to 512, K = 5, L = 3: 0.100 ms for 0.096).
+  static constexpr bool kBoxes = L < 3;
+  // Whether other copies go through the L1 cache, where a tile finds what its window shares with
+  // one of another block. Worth 11 % in small windows (8xCxHxW float16 on an H100, mean over C = 32
+  // to 128 and H = 128 to 512, K = 5, L = 1: 0.066 ms for 0.074); larger ones on their way leave no
+  // room for what is shared (L = 2: 0.100 ms for 0.084, L = 3: 0.121 for 0.100).
   static constexpr bool kCached = W::rows(0) <= 72;
 };
 
@@ -104,10 +143,14 @@ struct MmaGradWindow {
     return level == L - 1 ? kLead : round_up(2 * lead(level + 1) - kLead, 8) + kLead;
   }
   static constexpr int cols(int level) { return own(level) + 2 * lead(level); }
+  static constexpr int shift(int) { return 0; }
   static constexpr int pitch(int level) { return odd_pitch(cols(level)); }
-  static constexpr int size(int level) { return rows(level) * pitch(level); }
-  static constexpr int slot(int level, int row) {
-    return row % cell(level) * cells(level) + row / cell(level);
+  static constexpr int group(int level) { return cells(level) * pitch(level); }
+  static constexpr int size(int level) { return cell(level) * group(level); }
+  template <int kLevel>
+  static constexpr int row_at(int row) {
+    constexpr int kCell = cell(kLevel), kGroup = group(kLevel), kPitch = pitch(kLevel);
+    return row % kCell * kGroup + row / kCell * kPitch;
   }
   // One copy. Where x leads by an odd number of four columns, its pieces of 16 bytes in shared
   // memory are not aligned in the plane.
@@ -132,7 +175,9 @@ struct MmaGradMemory {
   static constexpr int kInput = WX::size(0) * 2, kWindow = kInput + WG::size(0) * 2;
   static constexpr int kLowInput = L > 1 ? WX::size(1) * 2 : 0;
   static constexpr int kLowGrad = L > 1 ? WG::size(1) * 2 : 0;
-  static constexpr int kBytes = 2 * kWindow + kLowInput + kLowGrad;
+  static constexpr int kFormInput = 2 * kWindow + kLowInput + kLowGrad;
+  static constexpr int kFormGrad = kFormInput + lowpass_bytes<WX, L - 1>();
+  static constexpr int kBytes = kFormGrad + lowpass_bytes<WG, L - 1>();
   static constexpr int kBlocks = 3;  // registers decide
   static_assert((2 * kExchange + 4 * L * kFilter + kPatchThreads / 32) * 4 <= kWindow,
                 "fits a window");

@@ -63,42 +63,6 @@ struct WarpShare {
   }
 };
 
-// LL of both operands, `factor` times the sum of four pixels, by products with the matrix that adds
-// neighbouring columns: 16 stored rows and 8 columns of LL from twice as many of the window.
-template <class W, class T>
-__device__ __forceinline__ void form_lowpass(const T* pixels, float factor, T* lowpass) {
-  constexpr int kCells = W::cells(0), kRows = W::rows(1), kCols = W::cols(1);
-  constexpr int kShift = W::lead(0) / 2 - W::lead(1), kBlocks = (kCols + kShift + 7) / 8;
-  static_assert(W::cells(1) == kCells, "a cell of LL is one of the window");
-  const int lane = threadIdx.x % 32;
-  const ColumnSums<T> columns(factor);
-#pragma unroll 2
-  for (int i = threadIdx.x / 32; i < (kRows + 15) / 16 * kBlocks; i += kPatchThreads / 32) {
-    // The last columns of a window that ends within a block are formed with those before.
-    const int row = i / kBlocks * 16, first = i % kBlocks * 8, col = min(first, W::cols(0) / 2 - 8);
-    // Row 2r and the next of the window lie at twice the position of row r in its cell.
-    const int to_row = min(row + lane % 16, kRows - 1),
-              from_row = to_row + to_row / kCells * kCells;
-    const T* p = pixels + from_row * W::pitch(0) + 2 * col + lane / 16 * 8;
-    uint32_t even[4], odd[4];
-    load_matrices(p, even);
-    load_matrices(p + kCells * W::pitch(0), odd);
-    float sum[4] = {};
-    columns.add(sum, even);
-    columns.add(sum, odd);
-    const int to = col + lane % 4 * 2;
-    if (to < max(first, kShift) || to - kShift >= kCols) continue;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int r = row + 8 * h + lane / 4;
-      if (r < kRows) {
-        *reinterpret_cast<uint32_t*>(lowpass + r * W::pitch(1) + to - kShift) =
-            pack<T>(sum[2 * h], sum[2 * h + 1]);
-      }
-    }
-  }
-}
-
 // Adds the products of a tile at level kLevel + 1, 8 columns at a time; the sums of g to `bias`
 // where it is not null.
 template <int K, int L, int kLevel, class T>
@@ -113,26 +77,26 @@ __device__ __forceinline__ void add_products(const T* input, const T* grad, Grad
   constexpr int kSets = K + kPairs - 1, kOperands = kPairs * M::kParities;
   constexpr int kFirst = WX::halo(kLevel) - K / 2 * 2;  // even
   // Rows 2 set + row of the taps, row = 0, 1, in shared memory.
-  const auto set_at = [](int set) { return WX::slot(kLevel, 2 * set + kFirst) * kPitch; };
-  constexpr int kNextRow = WX::cells(kLevel) * kPitch;
+  const auto set_at = [](int set) { return WX::template row_at<kLevel>(2 * set + kFirst); };
+  constexpr int kNextRow = WX::group(kLevel);
   const WarpShare<K, L> share;
   const int lane = threadIdx.x % 32, column = share.columns * kColumns;
   // Matrices of x: rows (m, m + 8) x columns (0, 8); past them rows (m, m + 8) x two sets. Those of
   // grad_output: rows (m, m + 8) x the f of two operands.
-  const int x_row = share.row * WX::cells(kLevel) + lane % 8 + lane / 16 * 8, next = lane / 8 % 2;
-  const T* x = input + x_row * kPitch + WX::lead(kLevel) - WX::kLead + column;
+  const int x_row = lane % 8 + lane / 16 * 8, next = lane / 8 % 2;
+  const T* x = input + share.row * WX::group(kLevel) + x_row * kPitch + WX::lead(kLevel) -
+               WX::kLead + column;
   const T* x_rest[2] = {x + 16 + next * (set_at(1) - set_at(0)),
                         x + 16 + next * (set_at(2) - set_at(1))};
   x += next * 8;
   constexpr int kSecond = kOperands == 1 ? 0 : M::kParities == 2 ? 1 : 2;
   const int f = share.parity + lane / 16 * kSecond;
-  const T* g = grad + (f * WG::cells(kLevel) + lane % 16) * WG::pitch(kLevel) + column;
+  const T* g = grad + f * WG::group(kLevel) + lane % 16 * WG::pitch(kLevel) + column;
 #pragma unroll 1
   for (int c = 0; c < kColumns; c += 8) {
     uint32_t out[kOperands][4];  // every second: two operands
 #pragma unroll
-    for (int o = 0; o < kOperands; o += 2)
-      load_transposed(g + o * WG::cells(kLevel) * WG::pitch(kLevel), out[o]);
+    for (int o = 0; o < kOperands; o += 2) load_transposed(g + o * WG::group(kLevel), out[o]);
     const auto multiply_operand = [&](int o, float (&to)[4], const uint32_t (&a)[4]) {
       multiply<T>(to, a, out[o / 2 * 2][o % 2 * 2], out[o / 2 * 2][o % 2 * 2 + 1]);
     };
@@ -281,15 +245,17 @@ __device__ __forceinline__ void write_partials(const GradSums<K, L> (&sum)[L],
   out[sum_count(K, L) - 1] = total;
 }
 
-// The tile's own coefficients of the low-pass band L levels down to dense planes, times `factor` in
-// the type of the pixels, and in float32 where `exact` is not null.
-template <class W, int L, class T>
-__device__ __forceinline__ void store_lowpass(const T* pixels, const PatchGradLaunch& p,
+// The tile's own coefficients of the low-pass band L levels down to dense planes, from that of
+// kLevel (0: the pixels): times `factor` in the type of the pixels, and in float32 where `exact` is
+// not null.
+template <class W, int L, int kLevel, class T>
+__device__ __forceinline__ void store_lowpass(const T* fine, const PatchGradLaunch& p,
                                               const TileIndex& at, float factor, void* low,
                                               float* exact) {
-  constexpr int kSide = kPatchTile >> L, kSize = 1 << L, kStep = kPatchThreads / kSide;
-  static_assert(W::halo(0) % kSize == 0, "the rows of a coefficient lie in one cell");
-  const int rows = (p.height + kSize - 1) / kSize, cols = (p.width + kSize - 1) / kSize;
+  constexpr int kSide = kPatchTile >> L, kStep = kPatchThreads / kSide;
+  constexpr int kDown = L - kLevel, kSize = 1 << kDown;
+  static_assert(W::halo(kLevel) % kSize == 0, "the rows of a coefficient lie in one cell");
+  const int rows = ceil_div(p.height, 1 << L), cols = ceil_div(p.width, 1 << L);
   const int first = threadIdx.x / kSide, col = threadIdx.x % kSide, x = (at.x >> L) + col;
   if (x >= cols) return;
   const int64_t corner =
@@ -297,14 +263,14 @@ __device__ __forceinline__ void store_lowpass(const T* pixels, const PatchGradLa
   const int last = min(kSide, rows - (at.y >> L));
 #pragma unroll 2
   for (int r = first; r < last; r += kStep) {
-    const T* from =
-        pixels + W::slot(0, (r << L) + W::halo(0)) * W::pitch(0) + W::lead(0) + col * kSize;
+    const T* from = fine + W::template row_at<kLevel>(r * kSize + W::halo(kLevel)) +
+                    W::lead(kLevel) + col * kSize;
     Vector<T, kSize> row[kSize];
 #pragma unroll
     for (int i = 0; i < kSize; ++i)
-      row[i] = *reinterpret_cast<const Vector<T, kSize>*>(from + i * W::cells(0) * W::pitch(0));
+      row[i] = *reinterpret_cast<const Vector<T, kSize>*>(from + i * W::group(kLevel));
     const float value =
-        lowpass_of<L, float>([&](int i, int j) { return widen<float>(row[i].lane[j]); });
+        lowpass_of<kDown, float>([&](int i, int j) { return widen<float>(row[i].lane[j]); });
     static_cast<T*>(low)[corner + r * cols] = narrow<T>(factor * value);
     if (exact) exact[corner + r * cols] = value;
   }
@@ -329,6 +295,9 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
     fill_mma_window<WX, WX::kPiece, true>(p.input, p.input_bytes >= WX::kPiece, p, next, input(n));
     fill_mma_window<WG, WG::kPiece, false>(p.grad_output, p.grad_bytes == 16, p, next, grad(n));
   };
+  const FormLowpassIf<(L > 1), WX, 0> form_input(shared + M::kFormInput);
+  const FormLowpassIf<(L > 1), WG, 0> form_grad(shared + M::kFormGrad);
+  wait_for_previous_grid();
   start(0);
   int n = 0;
 #pragma unroll 1
@@ -345,20 +314,22 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
         start(n + 1);
       }
       if constexpr (L > 1) {
-        form_lowpass<WX>(input(n), 0.5f / kLowScale, low_input);
-        form_lowpass<WG>(grad(n), 0.5f, low_grad);
+        form_input(input(n), 0.5f / kLowScale, low_input);
+        form_grad(grad(n), 0.5f, low_grad);
       }
-      // Averages of x cannot overflow; sums of gradients shall not underflow.
-      if (p.low_input) store_lowpass<WX, L>(input(n), p, at, 1.0f / (1 << L), p.low_input, nullptr);
-      if (p.low_grad) store_lowpass<WG, L>(grad(n), p, at, 1, p.low_grad, p.exact_low_grad);
+      if (p.low_grad) store_lowpass<WG, L, 0>(grad(n), p, at, 1, p.low_grad, p.exact_low_grad);
       add_products<K, L, 0>(input(n), grad(n), sum[0], p.bias_wanted ? &bias : nullptr);
-      if constexpr (L > 1) {
-        __syncthreads();
-        add_products<K, L, 1, T>(low_input, low_grad, sum[1], nullptr);
+      if constexpr (L > 1) __syncthreads();
+      // Averages, which cannot overflow; sums of gradients shall not underflow.
+      if (p.low_input) {
+        store_lowpass<WX, L, L - 1>(L > 1 ? low_input : input(n), p, at, 0.5f, p.low_input,
+                                    nullptr);
       }
+      if constexpr (L > 1) add_products<K, L, 1, T>(low_input, low_grad, sum[1], nullptr);
     }
     // A part has a tile, whose windows are free behind this barrier.
     __syncthreads();
+    if (n == tiles.count) let_next_grid_start();
     const int64_t block = int64_t(tiles.channel) * p.splits + blockIdx.x / p.channels;
     write_partials<K, L>(sum, bias, reinterpret_cast<float*>(input(n - 1)),
                          p.partials + (block * p.parts + part) * sum_count(K, L));
@@ -368,7 +339,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
 template <class T, int K, int L>
 const char* launch(const PatchGradLaunch& p, cudaStream_t stream) {
   return launch_kernel(&mma_weight_grad_kernel<T, K, L>, p, int64_t(p.channels) * p.splits,
-                       kPatchThreads, MmaGradMemory<K, L>::kBytes, stream);
+                       kPatchThreads, MmaGradMemory<K, L>::kBytes, stream, p.early);
 }
 
 }  // namespace

@@ -73,9 +73,10 @@ struct PatchLaunch {
   int tiles_y, tiles_x, tiles;  // of a plane, and of a channel
   int cells;                    // planes of a tile on each side; 0: a plane has many tiles
   int group;                    // channels of a block, where cells = 1; 0: one channel
-  int splits;                   // blocks of a channel, or of a group
+  int splits, together;         // blocks of a channel, or of a group; those that run at once
   int input_bytes;              // of one access to the input
   bool wide_output;             // accesses of 16 bytes instead of an element
+  bool early;                   // may start before the kernel before it ends, one of the same call
 };
 
 // A launch on planes that are the low-pass band of the input `down` levels below it: planes.height
@@ -98,8 +99,9 @@ struct PatchGradLaunch {
   int batch, channels, height, width, kernel_size, levels;
   int tiles_y, tiles_x, tiles;                // of a plane, and of a channel
   int cells, group, grad_bytes, input_bytes;  // as above
-  int splits, parts;
+  int splits, together, parts;
   bool base_wanted, level_wanted, bias_wanted;
+  bool early;  // as above
 };
 
 }  // namespace wtconv::cuda

@@ -35,6 +35,7 @@ __global__ void __launch_bounds__(kPatchThreads, PlanesMemory<sizeof(T), K, G>::
   const int py = threadIdx.x / kPatchesX * kPatchRows, px = threadIdx.x % kPatchesX * kPatchCols;
   const int y = py % W::cell(0), x = px % W::cell(0);
   const int cell = py / W::cell(0) * G + px / W::cell(0);
+  wait_for_previous_grid();
   start(0);
   load_taps<K>(p.params, tiles.channel, p.levels, weights);
 #pragma unroll 1
@@ -51,6 +52,7 @@ __global__ void __launch_bounds__(kPatchThreads, PlanesMemory<sizeof(T), K, G>::
     if (p.params.weight[0]) base_path<W, T, K>(pixels, weights, sum);
     analyse_pixels<W>(pixels, bands);
     __syncthreads();
+    if (n + 1 == tiles.count) let_next_grid_start();
     start(n + 1);
     float low[2][4] = {};
     if (p.levels > 1) filter_deep_levels<P, K>(bands, dense, weights, p.levels, low);
@@ -67,7 +69,7 @@ template <class T, int K, int G>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
   using P = PlanesMemory<sizeof(T), K, G>;
   return launch_patches(&patch_planes_kernel<T, K, G>, p, P::kBlocks * multiprocessors, P::kBytes,
-                        stream);
+                        stream, p.early);
 }
 
 }  // namespace

@@ -5,10 +5,12 @@
 
 namespace wtconv::cuda {
 
-// The zeros between the cells stay: only the cells are written afterwards.
+// Whole accesses of 16 bytes. The zeros between the cells stay: only the cells are written
+// afterwards.
 __device__ __forceinline__ void clear(unsigned char* shared, int bytes) {
-  for (int i = threadIdx.x; i < bytes / 4; i += kPatchThreads)
-    reinterpret_cast<float*>(shared)[i] = 0;
+  using Zeros = Vector<float, 4>;
+  for (int i = threadIdx.x; i < bytes / int(sizeof(Zeros)); i += kPatchThreads)
+    reinterpret_cast<Zeros*>(shared)[i] = Zeros{};
   __syncthreads();
 }
 

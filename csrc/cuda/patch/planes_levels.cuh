@@ -7,71 +7,110 @@
 
 namespace wtconv::cuda {
 
-constexpr int kTileBits = 6;
-static_assert(1 << kTileBits == kPatchTile);
+// Warp b filters band b of the dense levels, which wait for no other warp: it forms their low-pass
+// bands for itself, in `low`, where it writes the filtered band afterwards.
+static_assert(kPatchThreads == 32 * kSubbands);
 
-// Offset of a small level when the level is known at run time.
+// Index of the warp's first coefficient of a dense level.
 template <class P>
-__device__ __forceinline__ int small_offset(int level) {
-  const auto area = [](int l) { return 1 << (2 * (kTileBits + 1 - l)); };
-  return kSubbands * (area(P::kSmall) - area(level)) / 3;
+__device__ __forceinline__ int small_band(int level) {
+  return P::small_floats(level) + threadIdx.x / 32 * P::area(level);
 }
 
-// A dense level; `finer(row, col)` points to the 2 x 2 low-pass coefficients of a pitch.
-template <class Finer>
-__device__ __forceinline__ void analyse_small(int level, int pitch, Finer finer, float* raw) {
-  const int bits = kTileBits - level, side = 1 << bits;
-  for (int i = threadIdx.x; i < side * side; i += kPatchThreads) {
-    const float* p = finer(i >> bits, i & (side - 1));
-    float value[kSubbands];
-    haar_butterfly<float>(p[0], p[1], p[pitch], p[pitch + 1], value);
+// f(row, col) for each coefficient of a dense level, by the lanes of a warp; kWide of a row at
+// once.
+template <int kSide, int kWide, class F>
+__device__ __forceinline__ void for_each_small(F f) {
+  constexpr int kAcross = kSide / kWide, kAll = kSide * kAcross;
+  const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int b = 0; b < kSubbands; ++b) raw[b * side * side + i] = value[b];
+  for (int i = 0; i < kAll; i += 32) {
+    if (kAll % 32 == 0 || i + lane < kAll) f((i + lane) / kAcross, (i + lane) % kAcross * kWide);
   }
 }
 
-// One coefficient of a dense level: over those of its own cell that the taps reach. kCell is the
-// side of the cell where the loops shall be unrolled, else 0.
-template <int K, int kCell>
-__device__ __forceinline__ float filter_one(const float* raw, const float* taps, int side, int cell,
-                                            int y, int x) {
+// The dense levels from kLevel on: the warp's band of them. `finer(row, col)` points to the 2 x 2
+// low-pass coefficients of a pitch.
+template <class P, int kLevel, class Finer>
+__device__ __forceinline__ void analyse_small(int levels, int pitch, Finer finer, float* raw,
+                                              float* low) {
+  if constexpr (kLevel <= P::kLevels) {
+    if (kLevel > levels) return;
+    constexpr int kSide = P::side(kLevel);
+    const int band = threadIdx.x / 32, first = small_band<P>(kLevel);
+    for_each_small<kSide, 1>([&](int row, int col) {
+      const float* p = finer(row, col);
+      float value[kSubbands];
+      haar_butterfly<float>(p[0], p[1], p[pitch], p[pitch + 1], value);
+      low[first + row * kSide + col] = value[0];
+      raw[first + row * kSide + col] =
+          band < 2 ? (band == 0 ? value[0] : value[1]) : (band == 2 ? value[2] : value[3]);
+    });
+    __syncwarp();
+    const float* next = low + first;
+    analyse_small<P, kLevel + 1>(
+        levels, kSide, [&](int r, int c) { return next + 2 * r * kSide + 2 * c; }, raw, low);
+  }
+}
+
+// kWide neighbours of a dense level, the first at (y, x) of a cell, which `in` points to: over the
+// coefficients of the cell that the taps reach.
+template <int K, int kSide, int kCell, int kWide>
+__device__ __forceinline__ void filter_small_cell(const float* in, const float* taps, int y, int x,
+                                                  float (&sum)[1][kWide]) {
   constexpr int R = K / 2;
-  const int top = y & ~(cell - 1), left = x & ~(cell - 1);
-  const float* in = raw + top * side + left;
-  const float* tap = taps + (top - y + R) * K + left - x + R;
-  float sum = 0;
-  if constexpr (kCell > 0) {
+  if constexpr (kCell <= R + 1) {  // all of the cell
+    const float* cell = in - y * kSide - x;
+    const float* tap = taps + (R - y) * K + R - x;
 #pragma unroll
     for (int r = 0; r < kCell; ++r) {
 #pragma unroll
-      for (int c = 0; c < kCell; ++c) sum += tap[r * K + c] * in[r * side + c];
+      for (int c = 0; c < kCell; ++c) {
+#pragma unroll
+        for (int u = 0; u < kWide; ++u) sum[0][u] += tap[r * K + c - u] * cell[r * kSide + c];
+      }
     }
   } else {
-    for (int r = max(0, y - R - top); r < min(cell, y + R + 1 - top); ++r) {
-      for (int c = max(0, x - R - left); c < min(cell, x + R + 1 - left); ++c)
-        sum += tap[r * K + c] * in[r * side + c];
-    }
+    static_assert(kWide == 2 && kCell % 2 == 0);
+    constexpr int kLead = round_up(R, 2), kRow = 2 * kLead + 2;  // whole pairs
+    convolve<K, 1, 2>(
+        taps,
+        [&](int i, float (&values)[2 + K - 1]) {
+          const bool row_inside = unsigned(y + i - R) < unsigned(kCell);
+#pragma unroll
+          for (int c = 0; c < kRow; c += 2) {
+            Vector<float, 2> pair{};
+            if (row_inside && unsigned(x + c - kLead) < unsigned(kCell))
+              pair = *reinterpret_cast<const Vector<float, 2>*>(in + (i - R) * kSide + c - kLead);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              const int n = c + j - (kLead - R);
+              if (n >= 0 && n < 2 + K - 1) values[n] = pair.lane[j];
+            }
+          }
+        },
+        sum);
   }
-  return sum;
 }
 
-// The dense levels, one coefficient at a time.
-template <class P, int K>
+// The warp's band of the dense levels from kLevel on.
+template <class P, int K, int kLevel>
 __device__ __forceinline__ void filter_small(const float* raw, const float* weights, int levels,
                                              float* filtered) {
-#pragma unroll 1
-  for (int level = P::kSmall; level <= levels; ++level) {
-    const int bits = kTileBits - level, side = 1 << bits, area = side * side;
-    const int cell = side / P::W::kCells, offset = small_offset<P>(level);
-#pragma unroll 1
-    for (int i = threadIdx.x; i < kSubbands * area; i += kPatchThreads) {
-      const int band = i >> 2 * bits, y = (i >> bits) & (side - 1), x = i & (side - 1);
-      const float* taps = weights + slot_of(level, band) * tap_floats(K);
-      const float* in = raw + offset + band * area;
-      // All of a cell of 2 x 2 is within the taps' reach.
-      filtered[offset + i] = cell == 2 ? filter_one<K, 2>(in, taps, side, cell, y, x)
-                                       : filter_one<K, 0>(in, taps, side, cell, y, x);
-    }
+  if constexpr (kLevel <= P::kLevels) {
+    if (kLevel > levels) return;
+    constexpr int kSide = P::side(kLevel), kCell = kSide / P::W::kCells;
+    constexpr int kWide = kCell > 1 ? 2 : 1;
+    const int first = small_band<P>(kLevel);
+    const float* taps = weights + slot_of(kLevel, threadIdx.x / 32) * tap_floats(K);
+    for_each_small<kSide, kWide>([&](int row, int col) {
+      const int at = first + row * kSide + col;
+      float sum[1][kWide] = {};
+      filter_small_cell<K, kSide, kCell>(raw + at, taps, row % kCell, col % kCell, sum);
+#pragma unroll
+      for (int u = 0; u < kWide; ++u) filtered[at + u] = sum[0][u];
+    });
+    filter_small<P, K, kLevel + 1>(raw, weights, levels, filtered);
   }
 }
 
@@ -81,10 +120,11 @@ __device__ __forceinline__ void synthesise_small(const float* filtered, int leve
                                                  float (&low)[2]) {
   const int y = threadIdx.x / kPatchesX, x = threadIdx.x % kPatchesX;
   low[0] = low[1] = 0;
-#pragma unroll 1
-  for (int level = 3; level <= levels; ++level) {
-    const int side = kPatchTile >> level, area = side * side, shift = level - 2;
-    const float* f = filtered + small_offset<P>(level) + (y >> shift) * side + (x >> (shift - 1));
+#pragma unroll
+  for (int level = 3; level <= P::kLevels; ++level) {
+    if (level > levels) break;
+    const int side = P::side(level), area = P::area(level), shift = level - 2;
+    const float* f = filtered + P::small_floats(level) + (y >> shift) * side + (x >> (shift - 1));
     const bool odd_y = (y >> (shift - 1)) & 1;
     const float ll = f[0], lh = odd_y ? -f[area] : f[area], hl = f[2 * area],
                 hh = odd_y ? -f[3 * area] : f[3 * area];
@@ -108,28 +148,17 @@ __device__ __forceinline__ void filter_deep_levels(float* bands, float* dense, c
     analyse_level<W, 2>(bands);
     __syncthreads();
   }
-#pragma unroll 1
-  for (int level = P::kSmall; level <= levels; ++level) {
-    const int side = kPatchTile >> level;
-    float* out = raw + small_offset<P>(level);
-    if (level == P::kSmall) {
-      analyse_small(
-          level, W::pitch(level - 1),
-          [&](int r, int c) { return bands + W::stored(P::kSmall - 1, 0, 2 * r, 2 * c); }, out);
-    } else {
-      const float* finer = raw + small_offset<P>(level - 1);
-      analyse_small(
-          level, 2 * side, [&](int r, int c) { return finer + 4 * r * side + 2 * c; }, out);
-    }
-    __syncthreads();
-  }
-  filter_small<P, K>(raw, weights, levels, filtered);
+  analyse_small<P, P::kSmall>(
+      levels, W::pitch(P::kSmall - 1),
+      [&](int r, int c) { return bands + W::stored(P::kSmall - 1, 0, 2 * r, 2 * c); }, raw,
+      filtered);
+  filter_small<P, K, P::kSmall>(raw, weights, levels, filtered);
   if constexpr (P::kSmall == 3) {
     const int band = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row = lane / 4 * 2, col = lane % 4 * 4;
     float value[2][4] = {};
     filter<W, K, 2>(bands, band, weights + slot_of(2, band) * tap_floats(K), row, col, value);
-    write_filtered<P::side(2)>(level2 + band * P::side(2) * P::side(2), row, col, value);
+    write_filtered<P::side(2)>(level2 + band * P::area(2), row, col, value);
   }
   __syncthreads();
   float low2[2];

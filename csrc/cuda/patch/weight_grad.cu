@@ -191,6 +191,7 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
     return planes;
   };
 
+  wait_for_previous_grid();
   start();
   float base[K * K] = {}, band[K * K] = {}, bias = 0;
 #pragma unroll 1
@@ -213,7 +214,9 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
         bias += store_lowpass<WG>(grad_bands, lowpass_planes(p.low_grad));
       if (p.low_input) store_lowpass<WX>(input_bands, lowpass_planes(p.low_input));
     }
-    const int64_t index = (int64_t(tiles.channel) * p.splits + tiles.first) * p.parts + part;
+    if (part + 1 == p.parts) let_next_grid_start();
+    const int64_t index =
+        (int64_t(tiles.channel) * p.splits + blockIdx.x / p.channels) * p.parts + part;
     write_partials<K>(base, band, bias, exchange, p.partials + index * sum_count(K, 1));
     __syncthreads();
   }
@@ -222,7 +225,7 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
 template <class T, int K, int G>
 const char* launch(const PatchGradLaunch& p, cudaStream_t stream) {
   return launch_kernel(&patch_weight_grad_kernel<T, K, G>, p, int64_t(p.channels) * p.splits,
-                       kPatchThreads, GradMemory<sizeof(T), K, G>::kBytes, stream);
+                       kPatchThreads, GradMemory<sizeof(T), K, G>::kBytes, stream, p.early);
 }
 
 }  // namespace
