@@ -13,6 +13,7 @@ from torch import nn
 from bench import compiled
 from bench.__main__ import main
 from bench.compiled_figure import draw
+from bench.shapes import Size
 
 pytestmark = pytest.mark.usefixtures("ops")
 VARIANTS = ["reference eager", "reference compiled", "ours eager", "ours compiled"]
@@ -42,6 +43,31 @@ def test_command_measures_every_variant(tmp_path: Path, fresh_compiler: None) ->
             assert (r["graphs"], r["graph_breaks"]) == ("1", "0")
             assert int(r["recompiles"]) <= 1  # the first other size may make sizes dynamic
             assert float(r["cold_compile_s"]) > 0
+            assert int(r["kernels"]) >= 1
+            if (r["subject"], r["mode"]) == ("layer", "inference"):
+                assert (r["kernels"], r["copies"]) == ("1", "0")
+        assert bool(r["kernels"]) == ("compiled" in r["variant"])
+
+
+class Picky(nn.Module):
+    """Takes even widths only."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[-1] % 2:
+            raise ValueError("an odd width")
+        return x.cos()
+
+
+@pytest.mark.parametrize("name", ["layer", compiled.NETWORK])
+def test_only_the_network_may_fail_on_another_size(name: str, fresh_compiler: None) -> None:
+    subject = compiled.Subject(name, Size(1, 4, 14, 14), lambda _: Picky())
+    case = compiled._Case(subject, "float32", "nchw", torch.device("cpu"))
+    if name == compiled.NETWORK:
+        _, found = case._compile(case.models["ours"], "inference")
+        assert found["recompiles"] is None
+    else:
+        with pytest.raises(ValueError, match="an odd width"):
+            case._compile(case.models["ours"], "inference")
 
 
 def test_wrong_numbers_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch._inductor.virtualized import V
 from torch.testing import assert_close
 
+from bench.generated_code import calls, copies
 from wtconv_ops import WTConv2d, _inductor
 
 pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("ops", "fresh_compiler")]
@@ -28,11 +29,6 @@ pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("ops", "fresh_compiler"
 LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 TRAINING = pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-CALL = re.compile(
-    r"(?:= torch\.ops\.wtconv|extern_kernels)\.(\w+)|\b(?:cpp|triton\w*?)_fused_(\w+)"
-)
-# Operations that move numbers and do not compute any.
-MOVES = re.compile(r"(_?(clone|copy|permute|view|unsafe_view|to_copy|fused_forward|select)_?|\d)+")
 CHANNELS = 8
 
 
@@ -90,17 +86,6 @@ def code_of(module: nn.Module, x: Tensor) -> str:
         torch.compile(module, fullgraph=True, dynamic=False)(x)
     (code,) = codes
     return code
-
-
-def calls(code: str) -> list[str]:
-    """Kernels and operators that a graph calls; of a fused kernel the names in it."""
-    return [match[1] or f"fused {match[2]}" for match in CALL.finditer(code)]
-
-
-def copies(names: list[str]) -> list[str]:
-    """Kernels that only copy."""
-    kernels = [name.removeprefix("fused ") for name in names if name.startswith("fused ")]
-    return [name for name in kernels if MOVES.fullmatch(name)]
 
 
 def call_of_layer(code: str) -> str:
@@ -183,6 +168,12 @@ def test_users_choose_the_layout(layout: str, neighbours: str) -> None:
     code = code_of(Around(before, after), image(layout))
     assert call_of_layer(code) == f"_graph_forward({channels_last[layout == 'NHWC']})"
     assert not [name for name in copies(calls(code)) if neighbours != "flattened"]
+
+
+def test_inspection_finds_the_copy_of_an_output_that_is_needed_in_both_layouts() -> None:
+    weight = torch.ones(CHANNELS, CHANNELS)
+    both = Around(identity, lambda y: (y, to_rows(y).reshape(-1, CHANNELS) @ weight))
+    assert len(copies(calls(code_of(both, image())))) == 1
 
 
 def test_one_dynamic_graph_serves_sizes_of_all_parities() -> None:

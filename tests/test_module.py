@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from typing import Any
 
@@ -55,6 +56,12 @@ def test_parameters_have_the_names_and_shapes_of_the_original() -> None:
     }
     trainable = {name for name, p in layer.named_parameters() if p.requires_grad}
     assert trainable == set(shapes) - {"wt_filter", "iwt_filter"}
+
+
+def test_image_has_the_name_of_the_original_in_calls_by_keyword() -> None:
+    layer, image = make_layer(3, wt_levels=2), make_input(1, 3, 9, 6)
+    assert list(inspect.signature(WTConv2d.forward).parameters) == ["self", "x"]
+    torch.testing.assert_close(layer(x=image), layer(image), rtol=0.0, atol=0.0)
 
 
 def test_scales_start_at_one_and_a_tenth() -> None:

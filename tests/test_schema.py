@@ -94,13 +94,20 @@ wtconv::synthesis(
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("fused_forward", "_fused_forward", "fused_backward", *_inductor.GRAPH_OPS),
-        *("analysis_conv", "synthesis"),
-    ],
-)
+NAMES = [
+    *("fused_forward", "_fused_forward", "fused_backward", *_inductor.GRAPH_OPS),
+    *("analysis_conv", "synthesis"),
+]
+
+
+def test_schemas_above_are_those_of_the_whole_registry():
+    registry = torch._C._dispatch_get_all_op_names()
+    assert sorted(name for name in registry if name.startswith("wtconv::")) == sorted(
+        f"wtconv::{name}" for name in NAMES
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_operators_are_functional(name):
     schema = getattr(torch.ops.wtconv, name).default._schema
     assert not schema.is_mutable

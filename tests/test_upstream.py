@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import os
 import sys
 from typing import Any
@@ -47,6 +48,14 @@ def exact(theirs: Any) -> Any:
     for filters in (theirs.wt_filter, theirs.iwt_filter):
         filters.data = 0.5 * filters.data.sign()
     return theirs
+
+
+def test_calls_by_keyword_are_those_of_the_original(original: Any) -> None:
+    for name in ("__init__", "forward"):
+        theirs, ours = (
+            list(inspect.signature(getattr(kind, name)).parameters) for kind in (original, WTConv2d)
+        )
+        assert ours[: len(theirs)] == theirs  # ours may take more: device, dtype
 
 
 @pytest.mark.parametrize("options", [{}, {"stride": 2, "wt_levels": 3}, {"bias": False}])

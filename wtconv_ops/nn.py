@@ -110,11 +110,11 @@ class WTConv2d(nn.Module):
             _Scale(bands, _INITIAL_WAVELET_SCALE, place) for _ in range(self.wt_levels)
         )
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Apply the layer.
 
         Args:
-            input: [B, C, H, W], dtype of the parameters (any floating dtype under autocast).
+            x: [B, C, H, W], dtype of the parameters (any floating dtype under autocast).
 
         Returns:
             [B, C, ceil(H/stride), ceil(W/stride)].
@@ -141,7 +141,7 @@ class WTConv2d(nn.Module):
                 _run_pre_hooks(module)
             scales.append(cast(Tensor, module.weight))
         return functional.wtconv2d(
-            input, conv.weight, conv.bias, scale.weight, weights, scales, self.stride
+            x, conv.weight, conv.bias, scale.weight, weights, scales, self.stride
         )
 
     def reset_parameters(self) -> None:
