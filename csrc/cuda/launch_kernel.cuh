@@ -25,8 +25,12 @@ inline bool describe_boxes(BoxMap& map, const View& v, int element_bytes, int64_
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
     cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
                                      &found);
+#else
+    cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
+#endif
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
   if (!encode || v.stride_x != 1) return false;
