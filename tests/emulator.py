@@ -106,6 +106,7 @@ class FinishLaunch(Structure):
         ("sums", LevelSums * LEVELS),
         ("gradients", LevelGradient * LEVELS),
         ("grad_bias", c_void_p),
+        ("early", c_bool),
     ]
 
 

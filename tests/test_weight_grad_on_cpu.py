@@ -159,6 +159,7 @@ def finish(
         kernel_size=result[0].shape[-1],
         levels=levels,
         grad_bias=bias if base else None,
+        early=True,
     )
     launch.sums[: levels + 1] = sums
     if base:

@@ -88,8 +88,8 @@ const char* launch_finish(const FinishLaunch& p, DType activations, cudaStream_t
   constexpr int kWarps = kThreads / 32;
   const int64_t blocks = (int64_t(p.channels) * slot_count(p.levels) + kWarps - 1) / kWarps;
   return accumulates_in_double(activations)
-             ? launch_kernel(&finish_kernel<double>, p, blocks, kThreads, 0, stream, true)
-             : launch_kernel(&finish_kernel<float>, p, blocks, kThreads, 0, stream, true);
+             ? launch_kernel(&finish_kernel<double>, p, blocks, kThreads, 0, stream, p.early)
+             : launch_kernel(&finish_kernel<float>, p, blocks, kThreads, 0, stream, p.early);
 }
 
 }  // namespace wtconv::cuda

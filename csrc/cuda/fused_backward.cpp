@@ -48,9 +48,11 @@ class WeightGradient {
     return first_level == 0 &&
            (wanted_.base_bias || (wanted_.base_scale && call_.params.base_bias));
   }
-  // Whether the deep levels of the input gradient begin with this band of grad_output, or below.
-  bool operator_takes(int down) const {
-    return operator_levels_ < call_.levels() && down <= operator_levels_;
+  // Whether the deep levels of the input gradient begin with the low-pass band of `grad`, which is
+  // `first_level` levels down, or below it. A band in a half type is rounded, so its own is not it.
+  bool operator_takes(int first_level, int levels, const Plane& grad) const {
+    const bool exact = first_level == 0 || element_bytes(grad.dtype) >= 4;
+    return exact && operator_levels_ < call_.levels() && first_level + levels <= operator_levels_;
   }
   // Whether anything is wanted of the base path or of levels past first_level.
   bool wants_beyond(int first_level) const {
@@ -85,6 +87,7 @@ class WeightGradient {
         launch.gradients[l] = {out_.weight(first + l, wanted_), out_.scale(first + l, wanted_)};
       }
       launch.grad_bias = first == 0 ? out_.bias(wanted_) : nullptr;
+      launch.early = call_.started;
       call_.launched(launch_finish(launch, dtype_, call_.stream));
     }
   }
@@ -105,7 +108,7 @@ class WeightGradient {
       low_input = call_.allocate_lowpass(input, levels, dtype, choice.group > 0);
       launch.low_grad = low_grad.first.mutable_data_ptr();
       launch.low_input = low_input.first.mutable_data_ptr();
-      if (operator_takes(first_level + levels) && (first_level == 0 || !tensor_cores)) {
+      if (operator_takes(first_level, levels, grad_output)) {
         low_grad_ = tensor_cores ? call_.allocate_lowpass(grad_output, levels) : low_grad;
         low_levels_ = first_level + levels;
         if (tensor_cores)
@@ -188,7 +191,7 @@ class WeightGradient {
     if (first_level + levels == call_.levels() || !wants_beyond(first_level + levels)) return;
     const auto low_grad = call_.form_lowpass(grad_output, levels);
     const auto low_input = call_.form_lowpass(input, levels);
-    if (operator_takes(first_level + levels))
+    if (operator_takes(first_level, levels, grad_output))
       low_grad_ = low_grad, low_levels_ = first_level + levels;
     add_levels(low_grad.second, low_input.second, first_level + levels);
   }

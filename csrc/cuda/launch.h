@@ -52,6 +52,7 @@ struct FinishLaunch {
   LevelSums sums[kMaxLaunchLevels + 1];
   LevelGradient gradients[kMaxLaunchLevels + 1];  // null where not wanted
   void* grad_bias;
+  bool early;  // may start before the kernel before it ends, one of the same call
 };
 
 // tile.output: filtered coefficients [B, 4C, ceil(H/2), ceil(W/2)]; lowpass: raw LL.

@@ -7,6 +7,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -18,7 +19,7 @@
 namespace wtconv::cuda {
 
 // Fills `map` for the boxes of a tensor; false where bulk copies cannot move them: their rows begin
-// at multiples of 16 bytes.
+// at multiples of 16 bytes, and no dimension is expanded.
 inline bool describe_boxes(BoxMap& map, const View& v, int element_bytes, int64_t batch,
                            int channels, int height, int width, const BoxShape& box) {
   static_assert(sizeof(BoxMap) == sizeof(CUtensorMap) && alignof(BoxMap) >= alignof(CUtensorMap));
@@ -33,7 +34,8 @@ inline bool describe_boxes(BoxMap& map, const View& v, int element_bytes, int64_
 #endif
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
-  if (!encode || v.stride_x != 1) return false;
+  if (!encode || v.stride_x != 1 || std::min({v.stride_y, v.stride_c, v.stride_b}) <= 0)
+    return false;
   const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(height), cuuint64_t(channels),
                               cuuint64_t(batch)};
   cuuint64_t strides[] = {cuuint64_t(v.stride_y), cuuint64_t(v.stride_c), cuuint64_t(v.stride_b)};

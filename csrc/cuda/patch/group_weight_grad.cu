@@ -142,9 +142,10 @@ __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
   start(0);
   const int count = ceil_div(p.batch - split, p.splits);
 #pragma unroll 1
-  for (int part = 0; part < p.parts; ++part) {
+  for (int part = 0, n = 0; part < p.parts; ++part) {
+    const int end = int(int64_t(count) * (part + 1) / p.parts);
 #pragma unroll 1
-    for (int n = count * part / p.parts; n < count * (part + 1) / p.parts; ++n) {
+    for (; n < end; ++n) {
       const int item = split + n * p.splits;
       wait_for_copies();
       __syncthreads();

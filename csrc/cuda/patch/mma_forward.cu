@@ -273,8 +273,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
     return reinterpret_cast<uint32_t*>(shared + M::fragments(level));
   };
 
-  // Blocks that run together share the rims of their windows (as in mma_layout.h: L = 1 0.066 ms
-  // for 0.070 where each takes neighbours in turn, L = 2 0.084 for 0.087, L = 3 the same).
+  // Blocks that run together share the rims of their windows.
   const BlockTiles tiles = BlockTiles::strided(p);
   const TileIndex step(p, tiles.channel, tiles.step);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
@@ -338,7 +337,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
 template <class T, int K, int L>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
   using M = MmaMemory<K, L>;
-  // No more shared memory than that: what two windows share stays in the L1 cache.
+  // No more shared memory than that: what copies of the other kind share stays in the L1 cache.
   constexpr int kOfMultiprocessor = shared_of_blocks(M::kBlocks, M::kBytes);
   const auto kernel = &mma_forward_kernel<T, K, L>;
   MmaForwardLaunch launch{};

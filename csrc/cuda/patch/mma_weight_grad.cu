@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
     GradSums<K, L> sum[L] = {};
     float bias[4] = {};
 #pragma unroll 1
-    for (const int end = tiles.count * (part + 1) / p.parts; n < end; ++n) {
+    for (const int end = int(int64_t(tiles.count) * (part + 1) / p.parts); n < end; ++n) {
       wait_for_copies();
       __syncthreads();
       at = next;

@@ -195,9 +195,10 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
   start();
   float base[K * K] = {}, band[K * K] = {}, bias = 0;
 #pragma unroll 1
-  for (int part = 0; part < p.parts; ++part) {
+  for (int part = 0, n = 0; part < p.parts; ++part) {
+    const int end = int(int64_t(tiles.count) * (part + 1) / p.parts);
 #pragma unroll 1
-    for (int n = tiles.count * part / p.parts; n < tiles.count * (part + 1) / p.parts; ++n) {
+    for (; n < end; ++n) {
       at = next;
       wait_for_copies();
       __syncthreads();
