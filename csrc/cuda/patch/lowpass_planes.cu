@@ -129,14 +129,7 @@ __device__ __forceinline__ void form_band(const LowpassPlanesLaunch& p, int chan
       }
     }
   };
-  switch (p.dtype) {
-    case DType::kFloat16:
-      return sum_all(__half());
-    case DType::kBFloat16:
-      return sum_all(__nv_bfloat16());
-    default:
-      return sum_all(float());
-  }
+  with_type(p.dtype, sum_all);
 }
 
 // Level 1 of the band; the zeros between its cells stay.
