@@ -212,6 +212,12 @@ class TileCopies {
   __device__ __forceinline__ uint64_t* barrier() const {
     return reinterpret_cast<uint64_t*>(shared_ + M::kBarrier);
   }
+  __device__ __forceinline__ bool loads_boxes() const {
+    return takes_boxes(L) && launch_.loads_boxes;
+  }
+  __device__ __forceinline__ bool stores_boxes() const {
+    return takes_boxes(L) && launch_.stores_boxes;
+  }
 
  public:
   __device__ __forceinline__ TileCopies(const MmaForwardLaunch& launch, unsigned char* shared)
@@ -228,7 +234,7 @@ class TileCopies {
 
   __device__ __forceinline__ void start_window(int n, const TileIndex& at) const {
     const PatchLaunch& p = launch_.patches;
-    if (launch_.loads_boxes) {
+    if (loads_boxes()) {
       if (threadIdx.x == 0) expect_bytes(barrier(), window_bytes<W>());
       load_window<W>(launch_.input, at, window(n), barrier());
     } else {
@@ -237,7 +243,7 @@ class TileCopies {
   }
   // Others see the window behind a barrier.
   __device__ __forceinline__ void wait_for_window(int n) const {
-    if (launch_.loads_boxes) {
+    if (loads_boxes()) {
       wait_for_bytes(barrier(), n);
     } else {
       wait_for_copies();
@@ -246,7 +252,7 @@ class TileCopies {
 
   // Behind a barrier after the outputs were staged, and committed by every thread.
   __device__ __forceinline__ void start_store(const TileIndex& at) const {
-    if (!launch_.stores_boxes) return store_tile(launch_.patches, at, outputs());
+    if (!stores_boxes()) return store_tile(launch_.patches, at, outputs());
     const int f = threadIdx.x;
     if (f < kOutputBox.row_step) {
       store_box(outputs() + f * kOutputBox.rows * kOutputBox.cols, launch_.output, at.item,
@@ -254,7 +260,7 @@ class TileCopies {
     }
   }
   __device__ __forceinline__ void commit_outputs() const {
-    if (launch_.stores_boxes) fence_for_boxes();
+    if (stores_boxes()) fence_for_boxes();
   }
   // Outputs may be staged again behind the next barrier.
   __device__ __forceinline__ void wait_for_store() const { wait_for_box_reads(); }
@@ -345,7 +351,7 @@ const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t strea
   const int slots = M::kBlocks * multiprocessors;
   launch.patches.splits = split_tiles(p.channels, p.tiles, slots);
   launch.patches.together = blocks_together(p.channels, launch.patches.splits, slots);
-  if (M::kBoxes && has_bulk_copies(kernel, kOfMultiprocessor)) {
+  if (takes_boxes(L) && has_bulk_copies(kernel, kOfMultiprocessor)) {
     const auto describe = [&](BoxMap& map, const View& v, const BoxShape& box) {
       return describe_boxes(map, v, 2, p.batch, p.channels, p.height, p.width, box);
     };

@@ -13,10 +13,9 @@ constexpr int column_lead(int kernel_size) { return 4 * (column_groups(kernel_si
 // Elements of a row of `cols`, an odd number of pieces of 16 bytes: eight neighbouring rows touch
 // different banks.
 constexpr int odd_pitch(int cols) { return round_up(cols - 8, 16) + 8; }
-// Elements of a group of rows that one bulk copy writes, at level 0: it begins at 128 bytes.
-constexpr int group_pitch(int level, int elements) {
-  return level == 0 ? round_up(elements, 64) : elements;
-}
+// Whether windows and outputs of L levels go in boxes: larger windows are slower (8xCxHxW float16
+// on an H200, mean over C = 32 to 128 and H = 128 to 512, K = 5, L = 3: 0.100 ms for 0.096).
+constexpr bool takes_boxes(int levels) { return levels < 3; }
 
 // Where a tile lies in shared memory. Level 0 is the window of x as stored in memory; levels 1 to
 // L - 1 are its low-pass bands. Eight rows of pixels (four of level 1, two of level 2) make a cell:
@@ -43,8 +42,11 @@ struct MmaWindow {
   // Row of the window, and stored column, of the first input of the tile's first outputs.
   static constexpr int first_row(int level) { return halo(level) - K / 2 * 2; }
   static constexpr int first_col(int level) { return shift(level) + lead(level) - kLead; }
-  // From the rows of one position in their cells to those of the next.
-  static constexpr int group(int level) { return group_pitch(level, cells(level) * pitch(level)); }
+  // From the rows of one position in their cells to those of the next. A box begins at 128 bytes;
+  // other copies fill pieces of several groups at once, which shall lie in different banks.
+  static constexpr int group(int level) {
+    return round_up(cells(level) * pitch(level), level == 0 && takes_boxes(L) ? 64 : 8);
+  }
   static constexpr int size(int level) { return cell(level) * group(level); }
   // Where row `row` of the window begins, counted from the halo's first.
   template <int kLevel>
@@ -115,9 +117,6 @@ struct MmaMemory {
   static constexpr int kBytes = kBarrier + 16 + lowpass_bytes<W, L - 1>();
   static constexpr int kBlocks =
       blocks_of(kBytes, L == 1 || (L == 2 && K <= 5) ? 4 : 3);  // memory decides past these
-  // Whether windows and outputs go in boxes: larger windows are slower (8xCxHxW float16 on an H200,
-  // mean over C = 32 to 128 and H = 128 to 512, K = 5, L = 3: 0.100 ms for 0.096).
-  static constexpr bool kBoxes = L < 3;
   // Whether other copies go through the L1 cache, where a tile finds what its window shares with
   // one of another block. Worth 11 % in small windows (8xCxHxW float16 on an H100, mean over C = 32
   // to 128 and H = 128 to 512, K = 5, L = 1: 0.066 ms for 0.074); larger ones on their way leave no
