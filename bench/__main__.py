@@ -144,6 +144,7 @@ def _run_on_gpu(options: argparse.Namespace) -> int:
     console = _console(200)
     cuda_report.print_tables(rows, console)
     cuda_report.print_means(rows, settings.kernel_size, console)
+    cuda_report.print_memory(rows, console)
     console.print(line, highlight=False)
     return 1 if problems else 0
 

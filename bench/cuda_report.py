@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.cuda_providers import COMPILED, REFERENCE_TF32, STAGED, UPSTREAM, depthwise_name
-from bench.cuda_run import Row
+from bench.cuda_run import DTYPES, Row
 from bench.providers import DEPTHWISE, OURS, REFERENCE
 from bench.timing import MODES, geometric_mean
 
+_ITEM_BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 _SHORT = {"nchw": "NCHW", "channels_last": "NHWC"}
 
 
@@ -44,6 +45,7 @@ def csv_sink(path: Path, header: str) -> Iterator[Sink]:
                 values["error"] = (
                     "" if row.error is None else f"{row.error:.0e}".replace("e-0", "e-")
                 )
+                values["peak_mib"] = "" if row.peak_mib is None else f"{row.peak_mib:.6g}"
                 writer.writerow(values)
             file.flush()
 
@@ -132,6 +134,41 @@ def print_means(rows: Sequence[Row], kernel_size: int, console: Console) -> None
             f"{geometric_mean(r.copy_percent for r in ours):.1f}",
         )
     console.print(table)
+
+
+def memory_ratios(ours: Row, rows: Sequence[Row]) -> tuple[float, float | None, float | None]:
+    """Peak memory of ours over its tensors, over the depthwise 7x7 and over the reference.
+
+    The tensors are input and output, in training their gradients, too; all have the input's size.
+    The rivals run in the same layout; None for one that was not run.
+    """
+    if ours.peak_mib is None:
+        raise ValueError("memory_ratios: ours has no peak")
+    same = _select(rows, shape=ours.shape, dtype=ours.dtype, layout=ours.layout, mode=ours.mode)
+    others = [
+        next((r.peak_mib for r in _select(same, provider=name, levels=levels) if r.peak_mib), None)
+        for name, levels in ((DEPTHWISE, None), (REFERENCE, ours.levels))
+    ]
+    batch, channels, height, width = (int(n) for n in ours.shape.split("x"))
+    tensor = batch * channels * height * width * _ITEM_BYTES[ours.dtype] / 2**20
+    depthwise, reference = (None if o is None else ours.peak_mib / o for o in others)
+    tensors = 2 if ours.mode == "forward" else 4
+    return ours.peak_mib / (tensors * tensor), depthwise, reference
+
+
+def print_memory(rows: Sequence[Row], console: Console) -> None:
+    """Print the largest `memory_ratios` over the shapes of each case, if any has a peak."""
+    table = Table(title="peak memory of wtconv_ops over, largest of all shapes")
+    for name in ("case", "tensors of the call", DEPTHWISE, REFERENCE):
+        table.add_column(name, no_wrap=name == "case")
+    for title, ours in _cases(rows):
+        if any(r.peak_mib is None for r in ours):
+            continue
+        columns = zip(*(memory_ratios(r, rows) for r in ours), strict=True)
+        largest = [max((v for v in column if v is not None), default=None) for column in columns]
+        table.add_row(title.strip(), *("-" if v is None else f"{v:.2f}" for v in largest))
+    if table.rows:
+        console.print(table)
 
 
 def print_tables(rows: Sequence[Row], console: Console) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.cuda_check import TF32_LIMITS, NumbersDifferError, check, exact_results
+from bench.cuda_memory import peak_mib
 from bench.cuda_providers import (
     COMPILED,
     LAYOUTS,
@@ -78,6 +79,7 @@ class Row:
     gb_per_s: float  # compulsory bytes, 2 N or 5 N, over the time
     copy_percent: float  # of the copy speed of the same run
     error: float | None  # largest relative error of output and gradients
+    peak_mib: float | None  # memory at its highest, image and grad_output included
 
 
 def run(
@@ -131,17 +133,21 @@ def _measure(
     rows = []
     for mode in MODES:
         samplers: dict[tuple[str, ...], Sampler] = {}
+        peaks: dict[tuple[str, str, str], float | None] = {}
+        size = group.elements * DTYPES[dtype].itemsize
         for c in (c for c in timed if mode in c.modes):
             call = _call(c, images[c.layout], grad_outputs[c.layout], mode)
-            samplers |= _samplers(c, call, timer, methods, f"{label} {mode}", messages)
+            chosen = _samplers(c, call, timer, methods, f"{label} {mode}", messages)
+            if chosen:
+                peaks[c.key] = peak_mib(call, size if mode == "forward" else 2 * size, device)
+            samplers |= chosen
         medians = interleaved_medians(samplers, settings.rounds)
         for c in timed:
             for method in methods:
                 ms = medians.get((*c.key, method))
                 if ms is None:
                     continue
-                moved = COMPULSORY[mode] * group.elements * DTYPES[dtype].itemsize
-                speed = moved / ms / 1e6
+                speed = COMPULSORY[mode] * size / ms / 1e6
                 rows.append(
                     Row(
                         sweep=group.sweep,
@@ -156,6 +162,7 @@ def _measure(
                         gb_per_s=speed,
                         copy_percent=100 * speed / copy_gb_per_s,
                         error=errors.get(c.key),
+                        peak_mib=peaks[c.key],
                     )
                 )
     return rows

@@ -26,7 +26,7 @@ from bench.cuda_providers import (
     load_upstream_fused,
     ordered_parameters,
 )
-from bench.cuda_report import csv_sink, print_means, print_tables, speed_up
+from bench.cuda_report import csv_sink, print_means, print_memory, print_tables, speed_up
 from bench.cuda_run import DTYPES, CudaSettings, Messages, Row, run
 from bench.cuda_timing import Call, Sampler
 from bench.providers import DEPTHWISE, OURS, REFERENCE
@@ -149,7 +149,7 @@ def test_gpu_speed_up_takes_the_faster_layout_shape_by_shape() -> None:
         return Row(
             sweep="paper", shape=shape, levels=levels, dtype="float32", layout=layout,
             mode="forward", provider=provider, method="events", ms=ms, gb_per_s=1.0,
-            copy_percent=1.0, error=None,
+            copy_percent=1.0, error=None, peak_mib=None,
         )  # fmt: skip
 
     ours = [row(OURS, "nchw", "a", 1.0, 1), row(OURS, "nchw", "b", 1.0, 1)]
@@ -162,6 +162,28 @@ def test_gpu_speed_up_takes_the_faster_layout_shape_by_shape() -> None:
     assert speed_up(ours, ours + others, DEPTHWISE, "same") == pytest.approx(8.0)
     assert speed_up(ours, ours + others, DEPTHWISE, "faster") == pytest.approx(4.0)
     assert speed_up(ours, ours + others, REFERENCE, "same") is None
+
+
+def test_gpu_memory_is_compared_with_the_tensors_and_the_rivals_of_the_same_layout() -> None:
+    def row(provider: str, layout: str, mode: str, peak: float, levels: int | None = 1) -> Row:
+        return Row(
+            sweep="paper", shape="2x16x128x128", levels=levels, dtype="float32", layout=layout,
+            mode=mode, provider=provider, method="events", ms=1.0, gb_per_s=1.0,
+            copy_percent=1.0, error=None, peak_mib=peak,
+        )  # fmt: skip
+
+    rows = [
+        row(OURS, "nchw", "forward", 4.4),  # of tensors of 2 MiB
+        row(OURS, "nchw", "training", 10.0),
+        row(DEPTHWISE, "nchw", "training", 8.0, None),
+        row(DEPTHWISE, "channels_last", "training", 1.0, None),
+        row(REFERENCE, "nchw", "training", 20.0),
+        row(REFERENCE, "nchw", "training", 1.0, 2),
+    ]
+    printed = io.StringIO()
+    print_memory(rows, Console(file=printed, width=200))
+    lines = [line.split() for line in printed.getvalue().splitlines() if "NCHW" in line]
+    assert [line[-6::2] for line in lines] == [["1.10", "-", "-"], ["1.25", "1.25", "0.50"]]
 
 
 def test_gpu_provider_with_wrong_numbers_is_named_and_not_timed() -> None:
