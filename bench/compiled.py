@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
-from statistics import median
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -23,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench import generated_code
 from bench.cuda_providers import LAYOUTS
-from bench.cuda_timing import Call, ColdTimer
+from bench.cuda_timing import Call, ColdTimer, Sampler, Timer, interleaved_medians
 from bench.shapes import Size
 from wtconv_ops import WTConv2d
 from wtconv_ops.demo.network import Block, randomise
@@ -34,6 +33,7 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {"reference": ReferenceWTConv2d, "
 PRECISIONS = ("float32", "bfloat16")
 MODES = ("inference", "training")
 NETWORK = "WTConvNeXt-T"
+GRAPH = "ours CUDA graph"  # a variant
 #: Relative error of the output against the eager reference that a variant may have.
 LIMITS = {"float32": 1e-4, "bfloat16": 5e-2}
 
@@ -118,19 +118,16 @@ def _network(layer: Callable[..., nn.Module]) -> nn.Module:
     return WTConvNeXt(wtconv_class=layer)
 
 
-class _Clock(Protocol):
-    def sample(self, call: Call) -> float:
-        """Time of one call in ms."""
-        ...
-
-
 class _WallClock:
     """Wall time, for the CPU."""
 
-    def sample(self, call: Call) -> float:
-        start = time.perf_counter()
-        call()
-        return (time.perf_counter() - start) * 1e3
+    def prepare(self, call: Call, method: str) -> Sampler:
+        def sample() -> float:
+            start = time.perf_counter()
+            call()
+            return (time.perf_counter() - start) * 1e3
+
+        return sample
 
 
 def run(settings: CompileSettings, progress: Callable[[str], None]) -> list[CompileRow]:
@@ -140,7 +137,7 @@ def run(settings: CompileSettings, progress: Callable[[str], None]) -> list[Comp
         WrongNumbersError: a variant's output is too far from the reference's.
     """
     device = torch.device(settings.device)
-    clock: _Clock = ColdTimer(device) if device.type == "cuda" else _WallClock()
+    clock: Timer = ColdTimer(device) if device.type == "cuda" else _WallClock()
     rows: list[CompileRow] = []
     for subject in settings.subjects:
         for precision in settings.precisions:
@@ -199,8 +196,12 @@ class _Case:
             output: Tensor = model(self.image)
         return output.float()
 
-    def measure(self, mode: str, clock: _Clock, rounds: int) -> list[CompileRow]:
-        """A row for each variant; the samples of the variants take turns."""
+    def measure(self, mode: str, clock: Timer, rounds: int) -> list[CompileRow]:
+        """A row for each variant; the samples of the variants take turns.
+
+        Eager and compiled calls are timed with the host's time, the replay of the captured one
+        without: nothing is left of it.
+        """
         exact = self._output(self.models["reference"])
         calls: dict[str, Call] = {}
         facts: dict[str, dict[str, Any]] = {}
@@ -210,16 +211,15 @@ class _Case:
             compiled, found = self._compile(model, mode)
             calls[f"{name} compiled"] = self._call(compiled, mode, self.image)
             facts[f"{name} compiled"] = {**found, "error": self._error(compiled, exact)}
-        if isinstance(clock, ColdTimer):
-            calls["ours CUDA graph"] = clock.capture(calls["ours eager"])
-            facts["ours CUDA graph"] = {"error": facts["ours eager"]["error"]}
-        for name in calls:
-            facts[name] = self._counts(calls[name], facts[name])
-        samples: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(rounds):
-            for name, call in calls.items():
-                samples[name].append(clock.sample(call))
-        return [self._row(mode, name, median(samples[name]), facts[name]) for name in calls]
+        methods = dict.fromkeys(calls, "eager")
+        if self.device.type == "cuda":
+            calls[GRAPH], methods[GRAPH] = calls["ours eager"], "graph"
+            facts[GRAPH] = facts["ours eager"]
+        for name, call in calls.items():
+            facts[name] = self._counts(call, facts[name])
+        samplers = {(name,): clock.prepare(call, methods[name]) for name, call in calls.items()}
+        medians = interleaved_medians(samplers, rounds)
+        return [self._row(mode, name, medians[name,], facts[name]) for name in calls]
 
     def _error(self, model: nn.Module, exact: Tensor) -> float:
         error = float((self._output(model) - exact).norm() / exact.norm())
