@@ -31,8 +31,9 @@ class PieceColumns {
     const View& view = p.planes.input;
     const int element = p.dtype == DType::kFloat32 ? 4 : 2, unit = int(sizeof(Piece)) / element;
     items_ = min(G * G, p.planes.batch - first), rows_ = p.planes.height;
-    cols_ = p.input_width / unit, height_ = p.input_height, outputs_ = unit >> kDown;
+    cols_ = p.input_width / unit, outputs_ = unit >> kDown;
     at_ = index(threadIdx.x), step_ = index(kPatchThreads);
+    left_ = p.input_height - at_.row * kSize;
     stride_y_ = view.stride_y * element;
     row_end_ = kSize * stride_y_ - cols_ * int(sizeof(Piece));
     item_end_ = view.stride_b * element - rows_ * kSize * stride_y_;
@@ -49,24 +50,23 @@ class PieceColumns {
   // none is left. Pieces past the last row of x are zero.
   __device__ __forceinline__ int load(Piece (&piece)[kSize]) {
     if (at_.item >= items_) return -1;
-    const int left = height_ - at_.row * kSize;
-    if (left >= kSize) {
+    if (left_ >= kSize) {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) piece[i] = load_once<Piece>(from_ + i * stride_y_);
     } else {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
         piece[i] = Piece{};
-        if (i < left) piece[i] = load_once<Piece>(from_ + i * stride_y_);
+        if (i < left_) piece[i] = load_once<Piece>(from_ + i * stride_y_);
       }
     }
     constexpr int kCell = kPatchTile / G;
     const int to =
         (at_.item / G * kCell + at_.row) * kPatchTile + at_.item % G * kCell + at_.col * outputs_;
-    from_ += advance_;
+    from_ += advance_, left_ -= step_.row * kSize;
     at_.item += step_.item, at_.row += step_.row, at_.col += step_.col;
-    if (at_.col >= cols_) at_.col -= cols_, ++at_.row, from_ += row_end_;
-    if (at_.row >= rows_) at_.row -= rows_, ++at_.item, from_ += item_end_;
+    if (at_.col >= cols_) at_.col -= cols_, ++at_.row, from_ += row_end_, left_ -= kSize;
+    if (at_.row >= rows_) at_.row -= rows_, ++at_.item, from_ += item_end_, left_ += rows_ * kSize;
     return to;
   }
 
@@ -81,7 +81,8 @@ class PieceColumns {
 
   const char* from_;
   int64_t stride_y_, advance_, row_end_, item_end_;  // in bytes
-  int items_, rows_, cols_, height_, outputs_;
+  int items_, rows_, cols_, outputs_;
+  int left_;  // rows of x from the next column on: counted, since a constant would be read anew
   Index at_, step_;
 };
 
