@@ -9,6 +9,16 @@
 
 namespace wtconv::cuda {
 
+// The first pixel of this thread's patch, counted from the tile.
+template <class P>
+__device__ __forceinline__ int patch_row() {
+  return threadIdx.x / P::kAcross * P::kRows;
+}
+template <class P>
+__device__ __forceinline__ int patch_col() {
+  return threadIdx.x % P::kAcross * P::kCols;
+}
+
 // f(row, col) for all of kRows x kCols, each thread in one column of a power of two: addresses that
 // are linear in the row become immediates.
 template <int kRows, int kCols, int kFirst = 0, class F>
@@ -35,8 +45,7 @@ __device__ __forceinline__ void fill_window(const T* plane, const View& view, in
       const int col = q * W::kUnit;
       const bool inside =
           unsigned(y0 + row) < unsigned(height) && unsigned(x0 + col) < unsigned(width);
-      copy_async<16>(pixels + row * W::pitch(0) + W::piece(q) * W::kUnit,
-                     origin + row * view.stride_y + col, inside);
+      copy_async<16>(pixels + row * W::pitch(0) + col, origin + row * view.stride_y + col, inside);
     });
     return;
   }
@@ -45,11 +54,10 @@ __device__ __forceinline__ void fill_window(const T* plane, const View& view, in
     const bool inside =
         unsigned(y0 + row) < unsigned(height) && unsigned(x0 + col) < unsigned(width);
     const T* from = plane + (y0 + row) * view.stride_y + (x0 + col) * view.stride_x;
-    T* to = pixels + row * W::pitch(0) + W::piece(col / W::kUnit) * W::kUnit + col % W::kUnit;
     if constexpr (sizeof(T) == 4) {
-      copy_async<4>(to, from, inside);
+      copy_async<4>(pixels + i, from, inside);
     } else {
-      *to = inside ? *from : narrow<T>(0.0f);
+      pixels[i] = inside ? *from : narrow<T>(0.0f);
     }
   }
 }
@@ -96,11 +104,11 @@ __device__ __forceinline__ void analyse_level(float* bands) {
 }
 
 // The inputs of one row of a thread: N values after kShift, in accesses of kWidth.
-template <int kWidth, int kAccesses, int kShift, int N, class T, class Piece>
-__device__ __forceinline__ void load_inputs(const T* row, Piece piece, float (&value)[N]) {
+template <int kWidth, int kAccesses, int kShift, int N, class T>
+__device__ __forceinline__ void load_inputs(const T* row, float (&value)[N]) {
 #pragma unroll
   for (int a = 0; a < kAccesses; ++a) {
-    const auto q = *reinterpret_cast<const Vector<T, kWidth>*>(row + piece(a));
+    const auto q = *reinterpret_cast<const Vector<T, kWidth>*>(row + a * kWidth);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       const int n = a * kWidth + j - kShift;
@@ -109,14 +117,11 @@ __device__ __forceinline__ void load_inputs(const T* row, Piece piece, float (&v
   }
 }
 
-// N pixels of a row, from kFirst columns after `col` on; `row` counts from the tile.
+// N pixels of a row, from kFirst columns after the patch's first one, `pixel`, on.
 template <class W, int kFirst, class T, int N>
-__device__ __forceinline__ void load_pixels(const T* row, int stored_col, float (&value)[N]) {
+__device__ __forceinline__ void load_pixels(const T* pixel, float (&value)[N]) {
   constexpr int kShift = (W::lead(0) + kFirst) % W::kUnit;
-  constexpr int kAccesses = (kShift + N + W::kUnit - 1) / W::kUnit;
-  const int piece = (stored_col + kFirst - kShift) / W::kUnit;
-  load_inputs<W::kUnit, kAccesses, kShift>(
-      row, [&](int a) { return W::piece(piece + a) * W::kUnit; }, value);
+  load_inputs<W::kUnit, ceil_div(kShift + N, W::kUnit), kShift>(pixel + kFirst - kShift, value);
 }
 
 // sum[r][u] += sum_ij taps[i * K + j] * in(r + i)[u + j]: each row is loaded once for K outputs.
@@ -147,20 +152,20 @@ __device__ __forceinline__ void convolve(const float* weights, LoadRow load,
   }
 }
 
-// Filters 2 x 4 coefficients of a band, the first at (row, col) of the tile.
-template <class W, int K, int kLevel>
+// Filters kRows x kCols coefficients of a band, the first at (row, col) of the tile.
+template <class W, int K, int kLevel, int kRows, int kCols>
 __device__ __forceinline__ void filter(const float* bands, int band, const float* weights, int row,
-                                       int col, float (&sum)[2][4]) {
+                                       int col, float (&sum)[kRows][kCols]) {
+  constexpr int kShift = W::shift(kLevel, kCols);
   constexpr int kLowpassPitch = W::pitch(kLevel, 0), kPitch = W::pitch(kLevel, 1);
   const int pitch = band == 0 ? kLowpassPitch : kPitch;
   const int first = band == 0 ? W::stored(kLevel, 0, row, col)
                               : W::stored(kLevel, 1, row, col) + (band - 1) * W::size(kLevel, 1);
-  const float* in = bands + first - K / 2 * (pitch + 1) - W::shift(kLevel);
-  convolve<K, 2, 4>(
+  const float* in = bands + first - K / 2 * (pitch + 1) - kShift;
+  convolve<K, kRows, kCols>(
       weights,
-      [&](int y, float (&values)[4 + K - 1]) {
-        load_inputs<4, W::accesses(kLevel), W::shift(kLevel)>(
-            in + y * pitch, [](int a) { return a * 4; }, values);
+      [&](int y, float (&values)[kCols + K - 1]) {
+        load_inputs<kCols, W::accesses(kLevel, kCols), kShift>(in + y * pitch, values);
       },
       sum);
 }

@@ -15,6 +15,8 @@
 namespace wtconv::cuda {
 namespace {
 
+using Own = Patch<4>;
+
 // Levels 2 .. L, formed and filtered: four dense bands of each, from bands + W::offset(2) on. A
 // warp filters a band of level 2, and one warp all of level 3.
 template <class W, int K, int L>
@@ -44,34 +46,36 @@ __device__ __forceinline__ void filter_deep_levels(float* bands, const float* we
   __syncthreads();
 }
 
-// The reconstruction of levels 2 .. L at the 2 x 4 coefficients of level 1 of this thread;
-// `coarse`, that of the levels past L at its coefficients of level L, belongs to LL.
-template <class W, int L, int N>
-__device__ __forceinline__ void synthesise_deep_levels(const float* bands, const float (&coarse)[N],
-                                                       float (&low)[2][4]) {
+// The reconstruction of levels 2 .. L at this thread's coefficients of level 1; `coarse`, that of
+// the levels past L at its coefficients of level L, belongs to LL.
+template <class W, int L, int kRows, int kCols>
+__device__ __forceinline__ void synthesise_deep_levels(const float* bands,
+                                                       const float (&coarse)[kRows][kCols],
+                                                       PatchLevel1<Own>& low) {
   constexpr int kSide = W::own(2);
-  const int y = threadIdx.x / kPatchesX, x = threadIdx.x % kPatchesX;
   const float* filtered = bands + W::offset(2);
-  float level3[2] = {};
+  PatchLevel2<Own> low2;
   if constexpr (L > 2) {
-    const float* from = filtered + kSubbands * kSide * kSide + y / 2 * (kSide / 2) + x;
-    const float ll = from[0] + coarse[0], lh = from[kSide * kSide / 4],
-                hl = from[2 * kSide * kSide / 4], hh = from[3 * kSide * kSide / 4];
-    level3[0] = y % 2 ? (ll - lh) + (hl - hh) : (ll + lh) + (hl + hh);
-    level3[1] = y % 2 ? (ll - lh) - (hl - hh) : (ll + lh) - (hl + hh);
-  }
-  float low2[2];
+    constexpr int kBand = kSide * kSide / 4;
+    const int x = patch_col<Own>() / 4;
+    const float* from =
+        filtered + kSubbands * kSide * kSide + patch_row<Own>() / 8 * (kSide / 2) + x / 2;
+    const float ll = from[0] + coarse[0][0], lh = from[kBand], hl = from[2 * kBand],
+                hh = from[3 * kBand];
 #pragma unroll
-  for (int u = 0; u < 2; ++u) low2[u] = L > 2 ? level3[u] : coarse[u % N];
-  synthesise_level2<kSide>(filtered, low2, low);
+    for (int r = 0; r < 2; ++r) low2[r][0] = synthesise(ll, lh, hl, hh, r == 1, x % 2);
+  } else {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) low2[r][0] = coarse[r][0];
+  }
+  synthesise_level2<Own, kSide>(filtered, low2, low);
 }
 
 // What the levels past L add at the coefficients of level L of this thread.
 template <int L, int kRows, int kCols>
 __device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileIndex& at,
                                             float (&low)[kRows][kCols]) {
-  const int y = (at.y + int(threadIdx.x) / kPatchesX * kPatchRows) >> L,
-            x = (at.x + int(threadIdx.x) % kPatchesX * kPatchCols) >> L;
+  const int y = (at.y + patch_row<Own>()) >> L, x = (at.x + patch_col<Own>()) >> L;
   const float* coarse =
       static_cast<const float*>(p.coarse) +
       ((int64_t(at.item) * p.channels + at.channel) * p.coarse_rows + y) * p.coarse_cols + x;
@@ -113,14 +117,9 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
     at = next;
     wait_for_copies();
     __syncthreads();
-    float sum[kPatchRows][kPatchCols];
-    const float bias = weights[slot_count(L) * tap_floats(K)];
-#pragma unroll
-    for (int r = 0; r < kPatchRows; ++r) {
-#pragma unroll
-      for (int u = 0; u < kPatchCols; ++u) sum[r][u] = bias;
-    }
-    float low[2][4] = {};
+    PatchPixels<Own> sum;
+    set_all(sum, weights[slot_count(L) * tap_floats(K)]);
+    PatchLevel1<Own> low = {};
     base_path<W, float, K>(pixels, weights, sum);
     analyse_pixels<W>(pixels, bands);
     __syncthreads();
@@ -132,14 +131,13 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
     if constexpr (L == 1) {
       if (p.coarse) load_coarse<1>(p, at, low);
     } else {
-      float coarse[1][L > 2 ? 1 : 2] = {};
+      float coarse[Own::kRows >> L][1] = {};
       if (p.coarse) load_coarse<L>(p, at, coarse);
       filter_deep_levels<W, K, L>(bands, weights);
-      synthesise_deep_levels<W, L>(bands, coarse[0], low);
+      synthesise_deep_levels<W, L>(bands, coarse, low);
     }
     add_level1<W, K>(bands, weights, low, sum);
-    const int y = at.y + threadIdx.x / kPatchesX * kPatchRows,
-              x = at.x + threadIdx.x % kPatchesX * kPatchCols;
+    const int y = at.y + patch_row<Own>(), x = at.x + patch_col<Own>();
     float* out =
         output + at.item * p.output.stride_b + y * p.output.stride_y + x * p.output.stride_x;
     store_patch<float>(p, out, p.height - y, p.width - x, sum);

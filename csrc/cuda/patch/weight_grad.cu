@@ -44,16 +44,14 @@ __device__ __forceinline__ void correlate(LoadInput load_input, LoadGrad load_gr
 template <class WG, class WX, class T, int K>
 __device__ __forceinline__ void correlate_pixels(const T* grad, const T* input,
                                                  float (&sum)[K * K]) {
-  const int y = threadIdx.x / kPatchesX * kPatchRows, x = threadIdx.x % kPatchesX * kPatchCols;
-  const T* g = grad + (WG::stored_row(0, y) - K / 2) * WG::pitch(0);
-  const T* in = input + WX::stored_row(0, y) * WX::pitch(0);
-  const int grad_col = WG::stored_col(0, x), input_col = WX::stored_col(0, x);
-  correlate<K, kPatchRows, kPatchCols>(
-      [&](int r, float (&row)[kPatchCols]) {
-        load_pixels<WX, 0>(in + r * WX::pitch(0), input_col, row);
-      },
-      [&](int r, float (&row)[kPatchCols + K - 1]) {
-        load_pixels<WG, -(K / 2)>(g + r * WG::pitch(0), grad_col, row);
+  using P = typename WG::ThreadPatch;
+  const int y = patch_row<P>(), x = patch_col<P>();
+  const T* g = grad + WG::stored_pixel(y, x) - K / 2 * WG::pitch(0);
+  const T* in = input + WX::stored_pixel(y, x);
+  correlate<K, P::kRows, P::kCols>(
+      [&](int r, float (&row)[P::kCols]) { load_pixels<WX, 0>(in + r * WX::pitch(0), row); },
+      [&](int r, float (&row)[P::kCols + K - 1]) {
+        load_pixels<WG, -(K / 2)>(g + r * WG::pitch(0), row);
       },
       sum);
 }
@@ -62,19 +60,17 @@ __device__ __forceinline__ void correlate_pixels(const T* grad, const T* input,
 template <class WG, class WX, int K>
 __device__ __forceinline__ void correlate_band(const float* grad, const float* input,
                                                float (&sum)[K * K]) {
+  constexpr int kShift = WG::shift(1, 4);
   const int band = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int y = lane / 8 * 8, x = lane % 8 * 4;
 #pragma unroll 1
   for (int row = y; row < y + 8; row += 4) {
     const float* in = input + WX::stored(1, band, row, x);
-    const float* g = grad + WG::stored(1, band, row, x) - K / 2 * (WG::pitch(1) + 1) - WG::shift(1);
+    const float* g = grad + WG::stored(1, band, row, x) - K / 2 * (WG::pitch(1) + 1) - kShift;
     correlate<K, 4, 4>(
-        [&](int r, float (&values)[4]) {
-          load_inputs<4, 1, 0>(in + r * WX::pitch(1), [](int) { return 0; }, values);
-        },
+        [&](int r, float (&values)[4]) { load_inputs<4, 1, 0>(in + r * WX::pitch(1), values); },
         [&](int r, float (&values)[4 + K - 1]) {
-          load_inputs<4, WG::accesses(1), WG::shift(1)>(
-              g + r * WG::pitch(1), [](int a) { return a * 4; }, values);
+          load_inputs<4, WG::accesses(1, 4), kShift>(g + r * WG::pitch(1), values);
         },
         sum);
   }
