@@ -140,6 +140,28 @@ void check_size() {
   check<kElement, R, 1, 8>();
 }
 
+// A window that one bulk copy fills, and its place in shared memory.
+template <class W>
+void check_box(int offset) {
+  const auto law = [](bool holds, const char* what) {
+    expect(holds, what, 4, W::halo(1, 1), 0, 0, 0);
+  };
+  const auto box = W::box();
+  law(offset % 128 == 0, "a box is not aligned");
+  law(W::lead(0) * 4 % 16 == 0 && box.cols * 4 % 16 == 0, "a box does not consist of pieces");
+  law(box.cols <= 256 && box.rows <= 256, "a box is too large");
+  law(box.rows * box.cols * 4 == W::kPixelBytes, "a box is not the window");
+}
+
+template <int K, int L>
+void check_forward() {
+  using M = ForwardMemory<K, L>;
+  const auto law = [](bool holds, const char* what) { expect(holds, what, 4, K / 2, L, 0, 0); };
+  check_box<typename M::W>(0);
+  law(M::kBarrier % 8 == 0 && M::kBarrier + 8 <= M::kBytes, "the barrier is misplaced");
+  law(M::kBlocks * (M::kBytes + 1024) <= 228 * 1024 && M::kBlocks > 1, "the blocks do not fit");
+}
+
 template <int kElement>
 void check_element() {
   check_size<kElement, 3>(), check_size<kElement, 5>(), check_size<kElement, 7>();
@@ -306,6 +328,9 @@ int main() {
   check_patch<4>(), check_patch<2>();
   check_element<4>();
   check_element<2>();
+  check_forward<3, 1>(), check_forward<3, 2>(), check_forward<3, 3>();
+  check_forward<5, 1>(), check_forward<5, 2>(), check_forward<5, 3>();
+  check_forward<7, 1>(), check_forward<7, 2>(), check_forward<9, 1>(), check_forward<9, 2>();
   check_tile<3, 1>(), check_tile<3, 2>(), check_tile<3, 3>();
   check_tile<5, 1>(), check_tile<5, 2>(), check_tile<5, 3>();
   check_tile<7, 1>(), check_tile<7, 2>(), check_tile<9, 1>(), check_tile<9, 2>();

@@ -208,7 +208,7 @@ uint32_t load_pair(const T* p) {
 constexpr int kAllShared = 1 << 20;
 
 template <class Kernel>
-bool has_bulk_copies(Kernel*, int) {
+bool has_bulk_copies(Kernel*, int = 0) {
   return bulk_copies != 0;
 }
 

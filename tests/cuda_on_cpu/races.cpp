@@ -109,12 +109,15 @@ int main(int count, char**) {
   } else {
     std::vector<float> a(kPixels), b(kPixels);
     std::vector<__half> x(kPixels), y(kPixels);
-    error = run_forward(DType::kFloat32, 2, a, b);
-    for (int levels = 1; levels <= 3 && !error; ++levels)
-      error = run_forward(DType::kFloat16, levels, x, y);
+    for (int levels = 1; levels <= 3 && !error; ++levels) {
+      error = run_forward(DType::kFloat32, levels, a, b);
+      if (!error) error = run_forward(DType::kFloat16, levels, x, y);
+    }
     bulk_copies = 0;
-    for (int levels = 1; levels <= 2 && !error; ++levels)
-      error = run_forward(DType::kFloat16, levels, x, y);
+    for (int levels = 1; levels <= 2 && !error; ++levels) {
+      error = run_forward(DType::kFloat32, levels, a, b);
+      if (!error) error = run_forward(DType::kFloat16, levels, x, y);
+    }
     if (!error) error = run_lowpass_planes(a);
     for (int levels = 1; levels <= 2 && !error; ++levels) error = run_weight_grad(levels, x, y);
     if (!error) error = run_group(DType::kFloat32, a, b);

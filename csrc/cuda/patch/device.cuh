@@ -19,6 +19,52 @@ __device__ __forceinline__ int patch_col() {
   return threadIdx.x % P::kAcross * P::kCols;
 }
 
+// The tiles of a block, all of one channel. Blocks that run at the same time are neighbouring
+// channels of the same tiles, which share the sectors of a channels_last tensor.
+struct BlockTiles {
+  int channel, first, step, count;
+
+  // Blocks that run together go through their share of the tiles side by side: what they read twice
+  // is still in L2.
+  template <class Launch>
+  static __device__ __forceinline__ BlockTiles strided(const Launch& p) {
+    const int split = blockIdx.x / p.channels, before = split / p.together * p.together,
+              blocks = min(p.together, p.splits - before);
+    const auto share_of = [&](int splits) { return int(int64_t(p.tiles) * splits / p.splits); };
+    const int begin = share_of(before), end = share_of(before + blocks);
+    const int first = begin + split - before;
+    return {int(blockIdx.x % p.channels), first, blocks, (end - first + blocks - 1) / blocks};
+  }
+  // Neighbours in turn: what two windows share stays in the L1 cache.
+  template <class Launch>
+  static __device__ __forceinline__ BlockTiles contiguous(const Launch& p) {
+    const int split = blockIdx.x / p.channels, share = p.tiles / p.splits,
+              left = p.tiles % p.splits;
+    return {int(blockIdx.x % p.channels), split * share + min(split, left), 1,
+            share + (split < left)};
+  }
+};
+
+// A tile of a large plane: its plane and first pixel.
+struct TileIndex {
+  int channel, item, y, x;
+  template <class Launch>
+  __device__ __forceinline__ TileIndex(const Launch& p, int channel, int tile) : channel(channel) {
+    x = tile % p.tiles_x * kPatchTile;
+    tile /= p.tiles_x;
+    y = tile % p.tiles_y * kPatchTile;
+    item = tile / p.tiles_y;
+  }
+  // Goes on by as many tiles as `step` is from the first one of the channel: no division.
+  template <class Launch>
+  __device__ __forceinline__ void advance(const Launch& p, const TileIndex& step) {
+    const int rows = p.tiles_y * kPatchTile, cols = p.tiles_x * kPatchTile;
+    x += step.x, y += step.y, item += step.item;
+    if (x >= cols) x -= cols, y += kPatchTile;
+    if (y >= rows) y -= rows, ++item;
+  }
+};
+
 // f(row, col) for all of kRows x kCols, each thread in one column of a power of two: addresses that
 // are linear in the row become immediates.
 template <int kRows, int kCols, int kFirst = 0, class F>
@@ -34,17 +80,19 @@ __device__ __forceinline__ void for_each_position(F f) {
   if constexpr (kLeft > kColumns) for_each_position<kRows, kCols, kFirst + kColumns>(f);
 }
 
-// Starts to copy the window whose tile begins at (y, x) of a plane, zero outside the plane.
-template <class W, class T>
-__device__ __forceinline__ void fill_window(const T* plane, const View& view, int height, int width,
-                                            int y, int x, bool wide, T* pixels) {
-  const int y0 = y - W::halo(0), x0 = x - W::lead(0);
+// Starts to copy the window of a tile, zero outside the plane.
+template <class W, class T, class Launch>
+__device__ __forceinline__ void fill_window(const View& view, bool wide, const Launch& p,
+                                            const TileIndex& at, T* pixels) {
+  const T* plane =
+      static_cast<const T*>(view.data) + at.item * view.stride_b + at.channel * view.stride_c;
+  const int y0 = at.y - W::halo(0), x0 = at.x - W::lead(0);
   if (wide) {
     const T* origin = plane + y0 * view.stride_y + x0;
     for_each_position<W::rows(0), W::pitch(0) / W::kUnit>([&](int row, int q) {
       const int col = q * W::kUnit;
       const bool inside =
-          unsigned(y0 + row) < unsigned(height) && unsigned(x0 + col) < unsigned(width);
+          unsigned(y0 + row) < unsigned(p.height) && unsigned(x0 + col) < unsigned(p.width);
       copy_async<16>(pixels + row * W::pitch(0) + col, origin + row * view.stride_y + col, inside);
     });
     return;
@@ -52,7 +100,7 @@ __device__ __forceinline__ void fill_window(const T* plane, const View& view, in
   for (int i = threadIdx.x; i < W::rows(0) * W::pitch(0); i += kPatchThreads) {
     const int row = i / W::pitch(0), col = i % W::pitch(0);
     const bool inside =
-        unsigned(y0 + row) < unsigned(height) && unsigned(x0 + col) < unsigned(width);
+        unsigned(y0 + row) < unsigned(p.height) && unsigned(x0 + col) < unsigned(p.width);
     const T* from = plane + (y0 + row) * view.stride_y + (x0 + col) * view.stride_x;
     if constexpr (sizeof(T) == 4) {
       copy_async<4>(pixels + i, from, inside);
@@ -60,6 +108,13 @@ __device__ __forceinline__ void fill_window(const T* plane, const View& view, in
       pixels[i] = inside ? *from : narrow<T>(0.0f);
     }
   }
+}
+
+// Starts to copy the same window by one bulk copy; a single thread does.
+template <class W, class T>
+__device__ __forceinline__ void load_window_box(const BoxMap& map, const TileIndex& at, T* pixels,
+                                                uint64_t* barrier) {
+  load_box(pixels, map, at.item, at.channel, at.y - W::halo(0), at.x - W::lead(0), barrier);
 }
 
 // Level 1 from the pixels, two coefficients at a time.
@@ -169,51 +224,5 @@ __device__ __forceinline__ void filter(const float* bands, int band, const float
       },
       sum);
 }
-
-// The tiles of a block, all of one channel. Blocks that run at the same time are neighbouring
-// channels of the same tiles, which share the sectors of a channels_last tensor.
-struct BlockTiles {
-  int channel, first, step, count;
-
-  // Blocks that run together go through their share of the tiles side by side: what they read twice
-  // is still in L2.
-  template <class Launch>
-  static __device__ __forceinline__ BlockTiles strided(const Launch& p) {
-    const int split = blockIdx.x / p.channels, before = split / p.together * p.together,
-              blocks = min(p.together, p.splits - before);
-    const auto share_of = [&](int splits) { return int(int64_t(p.tiles) * splits / p.splits); };
-    const int begin = share_of(before), end = share_of(before + blocks);
-    const int first = begin + split - before;
-    return {int(blockIdx.x % p.channels), first, blocks, (end - first + blocks - 1) / blocks};
-  }
-  // Neighbours in turn: what two windows share stays in the L1 cache.
-  template <class Launch>
-  static __device__ __forceinline__ BlockTiles contiguous(const Launch& p) {
-    const int split = blockIdx.x / p.channels, share = p.tiles / p.splits,
-              left = p.tiles % p.splits;
-    return {int(blockIdx.x % p.channels), split * share + min(split, left), 1,
-            share + (split < left)};
-  }
-};
-
-// A tile of a large plane: its plane and first pixel.
-struct TileIndex {
-  int channel, item, y, x;
-  template <class Launch>
-  __device__ __forceinline__ TileIndex(const Launch& p, int channel, int tile) : channel(channel) {
-    x = tile % p.tiles_x * kPatchTile;
-    tile /= p.tiles_x;
-    y = tile % p.tiles_y * kPatchTile;
-    item = tile / p.tiles_y;
-  }
-  // Goes on by as many tiles as `step` is from the first one of the channel: no division.
-  template <class Launch>
-  __device__ __forceinline__ void advance(const Launch& p, const TileIndex& step) {
-    const int rows = p.tiles_y * kPatchTile, cols = p.tiles_x * kPatchTile;
-    x += step.x, y += step.y, item += step.item;
-    if (x >= cols) x -= cols, y += kPatchTile;
-    if (y >= rows) y -= rows, ++item;
-  }
-};
 
 }  // namespace wtconv::cuda

@@ -5,10 +5,11 @@
 //   -> each thread filters its coefficients of level 1 and adds the synthesis -> store
 //
 // x is read once with the halo (re-reads hit L2), y written once, and of levels past L their
-// reconstruction is read, 4^-L of x; the next window is copied while the bands are filtered. The
-// loop over bands is not unrolled: the code of a tile stays below the 32 KB that the instruction
-// cache of an H100 holds, past which it issues at half the rate. Sources: sec. 3 and eq.
-// synthesis_closed_form of the paper, whose factors 2^-level the taps carry.
+// reconstruction is read, 4^-L of x. The next window is copied while the bands are filtered, by one
+// bulk copy where the tensor and the hardware have it. The loop over bands is not unrolled: the
+// code of a tile stays below the 32 KB that the instruction cache of an H100 holds, past which it
+// issues at half the rate. Sources: sec. 3 and eq. synthesis_closed_form of the paper, whose
+// factors 2^-level the taps carry.
 #include "../launch.cuh"
 #include "synthesis.cuh"
 
@@ -90,32 +91,48 @@ __device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileInde
   }
 }
 
+struct ForwardLaunch {
+  PatchLaunch patches;
+  bool loads_boxes;
+  BoxMap input;
+};
+
 template <int K, int L>
 __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
-    patch_forward_kernel(const __grid_constant__ PatchLaunch p) {
+    patch_forward_kernel(const __grid_constant__ ForwardLaunch launch) {
   using M = ForwardMemory<K, L>;
   using W = typename M::W;
-  extern __shared__ __align__(16) unsigned char shared[];
+  const PatchLaunch& p = launch.patches;
+  extern __shared__ __align__(128) unsigned char shared[];
   float* pixels = reinterpret_cast<float*>(shared);
   float* bands = reinterpret_cast<float*>(shared + M::kBands);
   float* weights = reinterpret_cast<float*>(shared + M::kWeights);
+  uint64_t* barrier = reinterpret_cast<uint64_t*>(shared + M::kBarrier);
 
   const BlockTiles tiles = BlockTiles::strided(p);
-  const float* input = static_cast<const float*>(p.input.data) + tiles.channel * p.input.stride_c;
-  float* output = static_cast<float*>(p.output.data) + tiles.channel * p.output.stride_c;
   const TileIndex step(p, tiles.channel, tiles.step);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
   const auto start = [&] {
-    fill_window<W>(input + next.item * p.input.stride_b, p.input, p.height, p.width, next.y, next.x,
-                   p.input_bytes == 16, pixels);
+    if (!launch.loads_boxes) {
+      fill_window<W>(p.input, p.input_bytes == 16, p, next, pixels);
+    } else if (threadIdx.x == 0) {
+      expect_bytes(barrier, W::kPixelBytes);
+      load_window_box<W>(launch.input, next, pixels, barrier);
+    }
   };
 
+  if (threadIdx.x == 0) init_byte_barrier(barrier);
   start();
   load_taps<K>(p.params, tiles.channel, L, weights);
+  __syncthreads();  // the byte barrier is ready to be waited for
 #pragma unroll 1
-  for (int n = 1;; ++n) {
+  for (int n = 0;; ++n) {
     at = next;
-    wait_for_copies();
+    if (launch.loads_boxes) {
+      wait_for_bytes(barrier, n);
+    } else {
+      wait_for_copies();
+    }
     __syncthreads();
     PatchPixels<Own> sum;
     set_all(sum, weights[slot_count(L) * tap_floats(K)]);
@@ -123,7 +140,7 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
     base_path<W, float, K>(pixels, weights, sum);
     analyse_pixels<W>(pixels, bands);
     __syncthreads();
-    if (n < tiles.count) {
+    if (n + 1 < tiles.count) {
       next.advance(p, step);
       start();
     }
@@ -138,10 +155,10 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
     }
     add_level1<W, K>(bands, weights, low, sum);
     const int y = at.y + patch_row<Own>(), x = at.x + patch_col<Own>();
-    float* out =
-        output + at.item * p.output.stride_b + y * p.output.stride_y + x * p.output.stride_x;
+    float* out = static_cast<float*>(p.output.data) + at.item * p.output.stride_b +
+                 at.channel * p.output.stride_c + y * p.output.stride_y + x * p.output.stride_x;
     store_patch<float>(p, out, p.height - y, p.width - x, sum);
-    if (n >= tiles.count) return;
+    if (n + 1 >= tiles.count) return;
   }
 }
 
@@ -152,8 +169,15 @@ constexpr int kMostTiles = 10;
 template <int K, int L>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
   using M = ForwardMemory<K, L>;
-  return launch_patches(&patch_forward_kernel<K, L>, p, M::kBlocks * multiprocessors, M::kBytes,
-                        stream, p.early, kMostTiles);
+  const auto kernel = &patch_forward_kernel<K, L>;
+  ForwardLaunch launch{};
+  launch.patches = p;
+  share_tiles(launch.patches, M::kBlocks * multiprocessors, kMostTiles);
+  launch.loads_boxes =
+      has_bulk_copies(kernel) &&
+      describe_boxes(launch.input, p.input, 4, p.batch, p.channels, p.height, p.width, M::W::box());
+  return launch_kernel(kernel, launch, int64_t(p.channels) * launch.patches.splits, kPatchThreads,
+                       M::kBytes, stream, p.early);
 }
 
 }  // namespace

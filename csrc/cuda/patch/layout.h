@@ -2,6 +2,7 @@
 // share. No CUDA header.
 #pragma once
 
+#include "../box.h"
 #include "../rounding.h"
 #include "patch.h"
 
@@ -85,6 +86,7 @@ struct Window {
     return at;
   }
   static constexpr int kPixelBytes = rows(0) * pitch(0) * kElement;
+  static constexpr BoxShape box() { return {pitch(0), rows(0), 1, false}; }
   static constexpr int kFloats = offset(L, kSubbands);
 
   static constexpr int stored_row(int level, int row, int band = 0) {
@@ -125,7 +127,8 @@ struct ForwardMemory {
   using W = Window<4, K / 2, L>;
   static constexpr int kBands = W::kPixelBytes;
   static constexpr int kWeights = kBands + W::kFloats * 4;
-  static constexpr int kBytes = kWeights + weight_floats(K, L) * 4;
+  static constexpr int kBarrier = kWeights + weight_floats(K, L) * 4;
+  static constexpr int kBytes = kBarrier + 16;
   static constexpr int kBlocks = blocks_of(kBytes, 5);
 };
 

@@ -132,20 +132,23 @@ template <class T>
 __device__ __forceinline__ void store_patch(const PatchLaunch& p, T* out, int rows, int cols,
                                             const PatchPixels<Patch<sizeof(T)>>& sum) {
   using P = Patch<sizeof(T)>;
+  if (cols <= 0) return;
+  if (p.wide_output) {
 #pragma unroll
-  for (int r = 0; r < P::kRows; ++r) {
-    if (r >= rows || cols <= 0) break;
-    T* row = out + r * p.output.stride_y;
-    if (p.wide_output) {
+    for (int r = 0; r < P::kRows; ++r) {
       Vector<T, P::kCols> value;
 #pragma unroll
       for (int u = 0; u < P::kCols; ++u) value.lane[u] = narrow<T>(sum[r][u]);
-      *reinterpret_cast<Vector<T, P::kCols>*>(row) = value;
-    } else {
+      if (r < rows) *reinterpret_cast<Vector<T, P::kCols>*>(out) = value;
+      out += p.output.stride_y;
+    }
+  } else {
 #pragma unroll
-      for (int u = 0; u < P::kCols; ++u) {
-        if (u < cols) row[u * p.output.stride_x] = narrow<T>(sum[r][u]);
-      }
+    for (int r = 0; r < P::kRows; ++r) {
+#pragma unroll
+      for (int u = 0; u < P::kCols; ++u)
+        if (r < rows && u < cols) out[u * p.output.stride_x] = narrow<T>(sum[r][u]);
+      out += p.output.stride_y;
     }
   }
 }

@@ -155,13 +155,11 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
   const auto start = [&] {
     const auto copy = [&](auto window, const View& v, int bytes, T* pixels) {
       using W = decltype(window);
-      const T* origin = static_cast<const T*>(v.data) + tiles.channel * v.stride_c;
-      const int item = first_item(next);
       if constexpr (G > 0) {
-        fill_planes<W>(origin, v, bytes, p.height, p.width, item, p.batch, pixels);
+        const T* origin = static_cast<const T*>(v.data) + tiles.channel * v.stride_c;
+        fill_planes<W>(origin, v, bytes, p.height, p.width, first_item(next), p.batch, pixels);
       } else {
-        fill_window<W>(origin + item * v.stride_b, v, p.height, p.width, next.y, next.x,
-                       bytes == 16, pixels);
+        fill_window<W>(v, bytes == 16, p, next, pixels);
       }
     };
     copy(WG(), p.grad_output, p.grad_bytes, grad);
