@@ -162,6 +162,15 @@ void check_forward() {
   law(M::kBlocks * (M::kBytes + 1024) <= 228 * 1024 && M::kBlocks > 1, "the blocks do not fit");
 }
 
+template <int K>
+void check_gradient() {
+  using M = GradMemory<4, K, 0>;
+  const auto law = [](bool holds, const char* what) { expect(holds, what, 4, K / 2, 1, 0, 0); };
+  check_box<typename M::WG>(0), check_box<typename M::WX>(M::kInput);
+  law(M::kBarrier % 8 == 0 && M::kBarrier + 8 <= M::kBytes, "the barrier is misplaced");
+  law(M::kBlocks * (M::kBytes + 1024) <= 228 * 1024 && M::kBlocks > 1, "the blocks do not fit");
+}
+
 template <int kElement>
 void check_element() {
   check_size<kElement, 3>(), check_size<kElement, 5>(), check_size<kElement, 7>();
@@ -330,6 +339,7 @@ int main() {
   check_element<2>();
   check_forward<3, 1>(), check_forward<3, 2>(), check_forward<3, 3>();
   check_forward<5, 1>(), check_forward<5, 2>(), check_forward<5, 3>();
+  check_gradient<3>(), check_gradient<5>(), check_gradient<7>();
   check_forward<7, 1>(), check_forward<7, 2>(), check_forward<9, 1>(), check_forward<9, 2>();
   check_tile<3, 1>(), check_tile<3, 2>(), check_tile<3, 3>();
   check_tile<5, 1>(), check_tile<5, 2>(), check_tile<5, 3>();

@@ -167,7 +167,8 @@ struct LowpassPlanesMemory {
   static constexpr int kBlocks = blocks_of(kBytes, 4);
 };
 
-// grad_output with the halo, the input without; the exchange of sums between warps.
+// grad_output with the halo, the input without; the exchange of sums between warps, the byte
+// barrier of large planes.
 template <int kElement, int K, int G>
 struct GradMemory {
   using WG = Window<kElement, K / 2, 1, G>;
@@ -176,7 +177,8 @@ struct GradMemory {
   static constexpr int kGradBands = kInput + WX::kPixelBytes;
   static constexpr int kInputBands = kGradBands + WG::kFloats * 4;
   static constexpr int kExchange = kInputBands + WX::kFloats * 4;
-  static constexpr int kBytes = kExchange + kPatchThreads / 32 * (K * K + 1) * 4;
+  static constexpr int kBarrier = kExchange + kPatchThreads / 32 * (K * K + 1) * 4;
+  static constexpr int kBytes = kBarrier + (G > 0 ? 0 : 16);
   static constexpr int kBlocks = blocks_of(kBytes, 4);
 };
 
