@@ -146,11 +146,7 @@ BOXES = [
     Forward((1, 1, 33, 75), 9, 2, F16, aligned=True),
     Forward((1, 1, 72, 80), 3, 1, F16, 0, 16, output_bytes=0),
     Forward((1, 1, 72, 80), 5, 2, BF16, output_bytes=16),
-    *(
-        replace(case, bulk_copies=False)
-        for case in TILES
-        if case.levels < 3 and case.bytes == 16
-    ),
+    *(replace(case, bulk_copies=False) for case in TILES if case.levels < 3 and case.bytes == 16),
 ]
 
 
