@@ -139,7 +139,7 @@ __device__ __forceinline__ void store_patch(const PatchLaunch& p, T* out, int ro
       Vector<T, P::kCols> value;
 #pragma unroll
       for (int u = 0; u < P::kCols; ++u) value.lane[u] = narrow<T>(sum[r][u]);
-      if (r < rows) *reinterpret_cast<Vector<T, P::kCols>*>(out) = value;
+      if (r < rows) store_whole(out, value);
       out += p.output.stride_y;
     }
   } else {
