@@ -224,7 +224,10 @@ class Emulator:
         c_int.in_dll(self._library, "bulk_copies").value = bulk_copies
         self.call("forward", ctypes.byref(launch), DTYPES[dtype], multiprocessors)
 
-    def run(self, name: str, launch: Structure, dtype: torch.dtype) -> None:
+    def run(
+        self, name: str, launch: Structure, dtype: torch.dtype, bulk_copies: bool = True
+    ) -> None:
+        c_int.in_dll(self._library, "bulk_copies").value = bulk_copies
         self.call(name, ctypes.byref(launch), DTYPES[dtype])
 
     def faulty(self, kernel: str, fault: int) -> Tensor:

@@ -138,16 +138,15 @@ TILES = [
 # Tiles by bulk copies: of rows that end within a piece, of the input or the output alone, and what
 # runs where the hardware has none.
 BOXES = [
+    Forward((2, 1, 67, 75), 5, 2, F32, coarse=True, aligned=True),
+    Forward((1, 2, 70, 131), 3, 3, F32, rotate=True, aligned=True, multiprocessors=2),
+    Forward((1, 3, 66, 66), 9, 1, F32, aligned=True),
     Forward((2, 1, 67, 75), 5, 2, F16, coarse=True, aligned=True),
     Forward((1, 2, 70, 131), 7, 1, BF16, rotate=True, aligned=True, multiprocessors=2),
     Forward((1, 1, 33, 75), 9, 2, F16, aligned=True),
     Forward((1, 1, 72, 80), 3, 1, F16, 0, 16, output_bytes=0),
     Forward((1, 1, 72, 80), 5, 2, BF16, output_bytes=16),
-    *(
-        replace(case, bulk_copies=False)
-        for case in TILES
-        if case.dtype != F32 and case.levels < 3 and case.bytes == 16
-    ),
+    *(replace(case, bulk_copies=False) for case in TILES if case.levels < 3 and case.bytes == 16),
 ]
 
 

@@ -24,6 +24,32 @@ static void expect(bool law, const char* what, int element, int radius, int leve
          cells, level);
 }
 
+// What a thread with rows x cols outputs reads of a level, in accesses of `cols`.
+template <class W, int R, class Law>
+void check_inputs(int l, int band, int rows, int cols, const std::vector<int>& owner, Law law) {
+  constexpr int G = W::kPlanes ? W::kCells : 0;
+  const int pitch = W::pitch(l, band), size = W::rows(l, band) * pitch, own = W::own(l);
+  const int cell = own / (G > 1 ? G : 1);
+  if (cell < (rows > cols ? rows : cols)) return;  // filtered one at a time, or not at all
+  for (int y = 0; y < own; y += rows) {
+    for (int x = 0; x < own; x += cols) {
+      for (int r = -R; r < rows + R; ++r) {
+        const int start = (W::stored_row(l, y, band) + r) * pitch;
+        const int first = W::stored_col(l, x, band) - R - W::shift(l, cols);
+        law(first >= 0 && first % cols == 0, "a row of inputs starts unaligned", l);
+        law(first + W::accesses(l, cols) * cols <= pitch, "a row of inputs ends past its row", l);
+        law(start >= 0 && start + pitch <= size, "a row of inputs lies outside the level", l);
+        if (start < 0 || start + pitch > size) continue;
+        for (int c = -R; c < cols + R; ++c) {
+          const int cell_read = owner[start + W::stored_col(l, x, band) + c];
+          law(G == 0 || cell_read < 0 || cell_read == y / cell * 8 + x / cell,
+              "a thread reads another plane", l);
+        }
+      }
+    }
+  }
+}
+
 // The positions of one level, or of one of its bands.
 template <class W, int R, class Law>
 void check_band(int l, int band, Law law) {
@@ -41,28 +67,21 @@ void check_band(int l, int band, Law law) {
       owner[at] = y / cell * 8 + x / cell;
     }
   }
-  // Rows of a thread: 4 x 8 pixels, 2 x 4 coefficients.
-  const int rows = l == 0 ? kPatchRows : 2, cols = W::outputs(l), unit = W::unit(l);
-  if (cell < (rows > cols ? rows : cols)) return;  // filtered one at a time, or not at all
-  for (int y = 0; y < own; y += rows) {
-    for (int x = 0; x < own; x += cols) {
-      for (int r = -R; r < rows + R; ++r) {
-        const int start = (W::stored_row(l, y, band) + r) * pitch;
-        const int first = W::stored_col(l, x, band) - R - W::shift(l);
-        law(first >= 0 && first % unit == 0, "a row of inputs starts unaligned", l);
-        law(first + W::accesses(l) * unit <= pitch, "a row of inputs ends past its row", l);
-        law(start >= 0 && start + pitch <= size, "a row of inputs lies outside the level", l);
-        if (start < 0 || start + pitch > size) continue;
-        for (int c = -R; c < cols + R; ++c) {
-          int col = W::stored_col(l, x, band) + c;
-          if (l == 0) col = W::piece(col / unit) * unit + col % unit;
-          const int cell_read = owner[start + col];
-          law(G == 0 || cell_read < 0 || cell_read == y / cell * 8 + x / cell,
-              "a thread reads another plane", l);
-        }
-      }
-    }
-  }
+  using P = typename W::ThreadPatch;
+  if (l <= 1) check_inputs<W, R>(l, band, P::kRows >> l, P::kCols >> l, owner, law);
+  if (l == 1) check_inputs<W, R>(l, band, 4, 4, owner, law);  // sums of weight gradients
+  if (l >= 2) check_inputs<W, R>(l, band, 2, 4, owner, law);
+}
+
+// The patches of a tile: each pixel is one thread's, 16 bytes of a row.
+template <int kElement>
+void check_patch() {
+  using P = Patch<kElement>;
+  const auto law = [](bool holds, const char* what) { expect(holds, what, kElement, 0, 0, 0, 0); };
+  law(P::kCols * kElement == 16 && P::kAcross * P::kCols == kPatchTile, "a row is no access");
+  law(kPatchThreads % P::kAcross == 0 && kPatchThreads / P::kAcross * P::kRows == kPatchTile,
+      "the patches are no tile");
+  law(P::kRows % 4 == 0 && P::kCols % 4 == 0, "a thread has no whole coefficients of level 2");
 }
 
 template <int kElement, int R, int L, int G>
@@ -119,6 +138,37 @@ void check_size() {
   check<kElement, R, 2, 1>(), check<kElement, R, 2, 2>(), check<kElement, R, 2, 4>();
   check<kElement, R, 1, 1>(), check<kElement, R, 1, 2>(), check<kElement, R, 1, 4>();
   check<kElement, R, 1, 8>();
+}
+
+// A window that one bulk copy fills, and its place in shared memory.
+template <class W>
+void check_box(int offset) {
+  const auto law = [](bool holds, const char* what) {
+    expect(holds, what, 4, W::halo(1, 1), 0, 0, 0);
+  };
+  const auto box = W::box();
+  law(offset % 128 == 0, "a box is not aligned");
+  law(W::lead(0) * 4 % 16 == 0 && box.cols * 4 % 16 == 0, "a box does not consist of pieces");
+  law(box.cols <= 256 && box.rows <= 256, "a box is too large");
+  law(box.rows * box.cols * 4 == W::kPixelBytes, "a box is not the window");
+}
+
+template <int K, int L>
+void check_forward() {
+  using M = ForwardMemory<K, L>;
+  const auto law = [](bool holds, const char* what) { expect(holds, what, 4, K / 2, L, 0, 0); };
+  check_box<typename M::W>(0);
+  law(M::kBarrier % 8 == 0 && M::kBarrier + 8 <= M::kBytes, "the barrier is misplaced");
+  law(M::kBlocks * (M::kBytes + 1024) <= 228 * 1024 && M::kBlocks > 1, "the blocks do not fit");
+}
+
+template <int K>
+void check_gradient() {
+  using M = GradMemory<4, K, 0>;
+  const auto law = [](bool holds, const char* what) { expect(holds, what, 4, K / 2, 1, 0, 0); };
+  check_box<typename M::WG>(0), check_box<typename M::WX>(M::kInput);
+  law(M::kBarrier % 8 == 0 && M::kBarrier + 8 <= M::kBytes, "the barrier is misplaced");
+  law(M::kBlocks * (M::kBytes + 1024) <= 228 * 1024 && M::kBlocks > 1, "the blocks do not fit");
 }
 
 template <int kElement>
@@ -284,8 +334,13 @@ void check_products() {
 }
 
 int main() {
+  check_patch<4>(), check_patch<2>();
   check_element<4>();
   check_element<2>();
+  check_forward<3, 1>(), check_forward<3, 2>(), check_forward<3, 3>();
+  check_forward<5, 1>(), check_forward<5, 2>(), check_forward<5, 3>();
+  check_gradient<3>(), check_gradient<5>(), check_gradient<7>();
+  check_forward<7, 1>(), check_forward<7, 2>(), check_forward<9, 1>(), check_forward<9, 2>();
   check_tile<3, 1>(), check_tile<3, 2>(), check_tile<3, 3>();
   check_tile<5, 1>(), check_tile<5, 2>(), check_tile<5, 3>();
   check_tile<7, 1>(), check_tile<7, 2>(), check_tile<9, 1>(), check_tile<9, 2>();

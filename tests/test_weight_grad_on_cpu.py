@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import emulator
 import pytest
@@ -35,13 +35,16 @@ class Gradient:
     level: bool = True
     levels: int = 1
     early: bool = False
+    aligned: bool = False  # rows begin at 16 bytes whatever they are accessed by
+    bulk_copies: bool = True
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
         dtype = str(self.dtype).removeprefix("torch.")
         cells = f"C{self.group}" if self.group else f"G{self.cells}"
         form = f"k{self.kernel}-L{self.levels}-{cells}"
-        return f"{dtype}-{size}-{form}-{self.splits}x{self.parts}"
+        copies = "bulk" if self.bulk_copies else "pieces"
+        return f"{dtype}-{size}-{form}-{self.splits}x{self.parts}-{copies}"
 
 
 GRADIENTS = [
@@ -81,6 +84,18 @@ GRADIENTS = [
     Gradient((1, 1, 72, 136), 3, BF16, 0, 16, 16, parts=2, levels=2, early=True),
     Gradient((1, 1, 66, 72), 7, F16, 0, 8, 8, base=False, levels=2),
     Gradient((1, 2, 40, 136), 7, BF16, 0, 16, 16, splits=2, levels=2),
+]
+# Large float32 planes by bulk copies: of rows that end within a piece, of every kernel size, and
+# what runs where the hardware has none.
+GRADIENTS += [
+    Gradient((2, 2, 67, 75), 5, F32, splits=2, parts=2, aligned=True),
+    Gradient((2, 1, 131, 66), 3, F32, aligned=True, early=True),
+    Gradient((1, 3, 70, 132), 7, F32, 0, 16, 16, splits=3),
+    *(
+        replace(case, bulk_copies=False)
+        for case in GRADIENTS
+        if case.dtype == F32 and case.cells == 0 and case.bytes == 16
+    ),
 ]
 
 
@@ -176,10 +191,10 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
     torch.manual_seed(0)
     size, levels = case.dtype.itemsize, case.levels
     params = Parameters(case.shape[1], case.kernel, levels, F32, case.base)
-    unit = max(1, case.bytes // size)
-    x = Placed(torch.randn(case.shape) + 0.5, case.dtype, unit, case.last_input)
     grad_bytes = size if case.last and not case.group else max(case.grad_bytes, size)
-    g = Placed(torch.randn(case.shape) + 0.25, case.dtype, grad_bytes // size, case.last)
+    units = [16 // size if case.aligned else max(1, n // size) for n in (case.bytes, grad_bytes)]
+    x = Placed(torch.randn(case.shape) + 0.5, case.dtype, units[0], case.last_input)
+    g = Placed(torch.randn(case.shape) + 0.25, case.dtype, units[1], case.last)
     launch = grad_launch(x.tensor, g.tensor, case.kernel, levels, case.cells, case.group)
     slots = (1 + 4 * levels) * case.kernel**2 + 1
     partials = torch.full((case.shape[1], case.splits * case.parts, slots), torch.nan)
@@ -194,7 +209,7 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
     launch.level_wanted, launch.early = case.level, case.early
     if case.early:
         kernels.write_late(x.storage)
-    kernels.run("weight_grad", launch, case.dtype)
+    kernels.run("weight_grad", launch, case.dtype, case.bulk_copies)
 
     # The sums of the first level stand for four times as much.
     factors = [1, 4, 1][: levels + 1]

@@ -10,6 +10,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "box.h"
@@ -49,6 +50,18 @@ __device__ __forceinline__ V load_once(const void* global) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(__cvta_generic_to_global(global)));
   return {{v.x, v.y, v.z, v.w}};
+}
+
+// Stores 16 bytes at once. The compiler may split a plain store of as many, where stores of single
+// elements stand beside it, and then each instruction of a warp writes parts of all sectors.
+template <class V>
+__device__ __forceinline__ void store_whole(void* global, const V& value) {
+  static_assert(sizeof(V) == 16);
+  uint32_t v[4];
+  memcpy(v, &value, 16);
+  asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(__cvta_generic_to_global(global)),
+               "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+               : "memory");
 }
 
 // Bulk copies, of sm_90 on. One thread starts them; the bytes of those to shared memory are counted

@@ -10,12 +10,17 @@
 
 namespace wtconv::cuda {
 
+// Shares the tiles of each channel among blocks, of which the multiprocessors hold `slots` at once.
+inline void share_tiles(PatchLaunch& p, int slots, int most_tiles = INT32_MAX) {
+  p.splits = split_tiles(p.channels, p.tiles, slots, most_tiles);
+  p.together = blocks_together(p.channels, p.splits, slots);
+}
+
 // A forward patch kernel of which the multiprocessors hold `slots` blocks at once.
 template <class Kernel>
 const char* launch_patches(Kernel* kernel, PatchLaunch p, int slots, int shared_bytes,
-                           cudaStream_t stream, bool early = false, int most_tiles = INT32_MAX) {
-  p.splits = split_tiles(p.channels, p.tiles, slots, most_tiles);
-  p.together = blocks_together(p.channels, p.splits, slots);
+                           cudaStream_t stream, bool early = false) {
+  share_tiles(p, slots);
   return launch_kernel(kernel, p, int64_t(p.channels) * p.splits, kPatchThreads, shared_bytes,
                        stream, early);
 }

@@ -89,7 +89,7 @@ Ready make_ready(Kernel* kernel, int shared) {
 
 // Whether the code of a kernel has bulk copies; `shared` as in its launch.
 template <class Kernel>
-bool has_bulk_copies(Kernel* kernel, int shared) {
+bool has_bulk_copies(Kernel* kernel, int shared = 0) {
   return make_ready(kernel, shared).sm_90;
 }
 

@@ -36,7 +36,7 @@ namespace {
 
 constexpr int kMostThreads = 1024, kStack = 256 * 1024;
 
-enum class State { kReady, kAtBlock, kAtWarp, kDone };
+enum class State { kReady, kAtBlock, kAtWarp, kAtPhase, kDone };
 
 struct Thread {
   ucontext_t context;
@@ -44,7 +44,9 @@ struct Thread {
   void* fiber;
   State state;
   int barriers, exchanges;  // that it passed
-  bool ordered;             // behind the previous grid
+  const uint64_t* bytes;    // at kAtPhase: the barrier and the phase that it waits for
+  int phase;
+  bool ordered;  // behind the previous grid
   const char* instruction[2];
   std::vector<Copy> copies;
   std::vector<Store> stores;
@@ -148,6 +150,18 @@ bool release(int first, int last, State barrier) {
   return waiting > 0;
 }
 
+// Readies the threads that wait for a phase which has been armed since.
+bool release_armed(int count) {
+  bool any = false;
+  for (int n = 0; n < count; ++n) {
+    Thread& t = threads[n];
+    if (t.state != State::kAtPhase || t.phase >= byte_barriers[t.bytes].armed) continue;
+    t.state = State::kReady;
+    any = true;
+  }
+  return any;
+}
+
 const char* run_block(int count) {
   std::memset(cuda_on_cpu_shared, kPoison, sizeof(cuda_on_cpu_shared));
   std::memset(published, kPoison, sizeof(published));
@@ -160,11 +174,12 @@ const char* run_block(int count) {
       if (threads[n].state == State::kReady) resume(n);
       if (what_went_wrong) return what_went_wrong;
     }
-    bool any = release(0, count, State::kAtBlock);
+    bool any = release(0, count, State::kAtBlock) | release_armed(count);
     for (int n = 0; n < count; n += 32) any |= release(n, n + 32, State::kAtWarp);
     if (!any) break;
   }
   for (int n = 0; n < count; ++n) {
+    if (threads[n].state == State::kAtPhase) return "a thread waits for a phase that is not armed";
     if (threads[n].state != State::kDone) return "threads wait at different barriers";
   }
   tell_departure(&end_of_block);
@@ -241,7 +256,10 @@ void add_to_phase(const uint64_t* barrier, const Box& box) {
 
 std::span<const Box> end_phase(const uint64_t* barrier, int phase) {
   Barrier& at = byte_barriers[barrier];
-  if (phase >= at.armed) fault("a thread waits for a phase that is not armed");
+  if (phase >= at.armed) {  // yet
+    current().bytes = barrier, current().phase = phase;
+    yield(State::kAtPhase);
+  }
   if (phase < at.armed - 1) fault("a phase is waited for out of turn");
   if (at.ended == at.armed) return {};
   if (at.arriving != at.expected) fault("other bytes arrive than are expected");

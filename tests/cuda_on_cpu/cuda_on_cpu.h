@@ -180,6 +180,14 @@ V load_once(const void* global) {
   return *static_cast<const V*>(global);
 }
 
+template <class V>
+void store_whole(void* global, const V& value) {
+  static_assert(sizeof(V) == 16);
+  if (reinterpret_cast<uintptr_t>(global) % 16)
+    cuda_on_cpu::fault("st.global: address in memory not aligned");
+  *static_cast<V*>(global) = value;
+}
+
 inline void let_next_grid_start() {}
 void wait_for_previous_grid();
 
@@ -208,7 +216,7 @@ uint32_t load_pair(const T* p) {
 constexpr int kAllShared = 1 << 20;
 
 template <class Kernel>
-bool has_bulk_copies(Kernel*, int) {
+bool has_bulk_copies(Kernel*, int = 0) {
   return bulk_copies != 0;
 }
 

@@ -52,7 +52,8 @@ const char* run_lowpass_planes(const std::vector<float>& x) {
   return launch_lowpass_planes(p, nullptr);
 }
 
-const char* run_weight_grad(int levels, std::vector<__half>& x, std::vector<__half>& g) {
+template <class T>
+const char* run_weight_grad(DType dtype, int levels, std::vector<T>& x, std::vector<T>& g) {
   std::vector<float> partials(2 * ((1 + 4 * levels) * 25 + 1));
   PatchGradLaunch p{};
   p.input = {x.data(), kPixels, kPixels, kWidth, 1};
@@ -64,7 +65,8 @@ const char* run_weight_grad(int levels, std::vector<__half>& x, std::vector<__ha
   p.grad_bytes = p.input_bytes = 16;
   p.splits = p.together = 1, p.parts = 2;
   p.base_wanted = p.level_wanted = p.bias_wanted = true;
-  return launch_mma_weight_grad(p, DType::kFloat16, nullptr);
+  return dtype == DType::kFloat32 ? launch_patch_weight_grad(p, dtype, nullptr)
+                                  : launch_mma_weight_grad(p, dtype, nullptr);
 }
 
 // Planes of a group of four channels.
@@ -109,14 +111,20 @@ int main(int count, char**) {
   } else {
     std::vector<float> a(kPixels), b(kPixels);
     std::vector<__half> x(kPixels), y(kPixels);
-    error = run_forward(DType::kFloat32, 2, a, b);
-    for (int levels = 1; levels <= 3 && !error; ++levels)
-      error = run_forward(DType::kFloat16, levels, x, y);
+    for (int levels = 1; levels <= 3 && !error; ++levels) {
+      error = run_forward(DType::kFloat32, levels, a, b);
+      if (!error) error = run_forward(DType::kFloat16, levels, x, y);
+    }
+    if (!error) error = run_weight_grad(DType::kFloat32, 1, a, b);
     bulk_copies = 0;
-    for (int levels = 1; levels <= 2 && !error; ++levels)
-      error = run_forward(DType::kFloat16, levels, x, y);
+    for (int levels = 1; levels <= 2 && !error; ++levels) {
+      error = run_forward(DType::kFloat32, levels, a, b);
+      if (!error) error = run_forward(DType::kFloat16, levels, x, y);
+    }
+    if (!error) error = run_weight_grad(DType::kFloat32, 1, a, b);
     if (!error) error = run_lowpass_planes(a);
-    for (int levels = 1; levels <= 2 && !error; ++levels) error = run_weight_grad(levels, x, y);
+    for (int levels = 1; levels <= 2 && !error; ++levels)
+      error = run_weight_grad(DType::kFloat16, levels, x, y);
     if (!error) error = run_group(DType::kFloat32, a, b);
     if (!error) error = run_group(DType::kFloat16, x, y);
   }

@@ -5,15 +5,18 @@
 //   -> each thread filters its coefficients of level 1 and adds the synthesis -> store
 //
 // x is read once with the halo (re-reads hit L2), y written once, and of levels past L their
-// reconstruction is read, 4^-L of x; the next window is copied while the bands are filtered. The
-// loop over bands is not unrolled: the code of a tile stays below the 32 KB that the instruction
-// cache of an H100 holds, past which it issues at half the rate. Sources: sec. 3 and eq.
-// synthesis_closed_form of the paper, whose factors 2^-level the taps carry.
+// reconstruction is read, 4^-L of x. The next window is copied while the bands are filtered, by one
+// bulk copy where the tensor and the hardware have it. The loop over bands is not unrolled: the
+// code of a tile stays below the 32 KB that the instruction cache of an H100 holds, past which it
+// issues at half the rate. Sources: sec. 3 and eq. synthesis_closed_form of the paper, whose
+// factors 2^-level the taps carry.
 #include "../launch.cuh"
 #include "synthesis.cuh"
 
 namespace wtconv::cuda {
 namespace {
+
+using Own = Patch<4>;
 
 // Levels 2 .. L, formed and filtered: four dense bands of each, from bands + W::offset(2) on. A
 // warp filters a band of level 2, and one warp all of level 3.
@@ -44,34 +47,36 @@ __device__ __forceinline__ void filter_deep_levels(float* bands, const float* we
   __syncthreads();
 }
 
-// The reconstruction of levels 2 .. L at the 2 x 4 coefficients of level 1 of this thread;
-// `coarse`, that of the levels past L at its coefficients of level L, belongs to LL.
-template <class W, int L, int N>
-__device__ __forceinline__ void synthesise_deep_levels(const float* bands, const float (&coarse)[N],
-                                                       float (&low)[2][4]) {
+// The reconstruction of levels 2 .. L at this thread's coefficients of level 1; `coarse`, that of
+// the levels past L at its coefficients of level L, belongs to LL.
+template <class W, int L, int kRows, int kCols>
+__device__ __forceinline__ void synthesise_deep_levels(const float* bands,
+                                                       const float (&coarse)[kRows][kCols],
+                                                       PatchLevel1<Own>& low) {
   constexpr int kSide = W::own(2);
-  const int y = threadIdx.x / kPatchesX, x = threadIdx.x % kPatchesX;
   const float* filtered = bands + W::offset(2);
-  float level3[2] = {};
+  PatchLevel2<Own> low2;
   if constexpr (L > 2) {
-    const float* from = filtered + kSubbands * kSide * kSide + y / 2 * (kSide / 2) + x;
-    const float ll = from[0] + coarse[0], lh = from[kSide * kSide / 4],
-                hl = from[2 * kSide * kSide / 4], hh = from[3 * kSide * kSide / 4];
-    level3[0] = y % 2 ? (ll - lh) + (hl - hh) : (ll + lh) + (hl + hh);
-    level3[1] = y % 2 ? (ll - lh) - (hl - hh) : (ll + lh) - (hl + hh);
-  }
-  float low2[2];
+    constexpr int kBand = kSide * kSide / 4;
+    const int x = patch_col<Own>() / 4;
+    const float* from =
+        filtered + kSubbands * kSide * kSide + patch_row<Own>() / 8 * (kSide / 2) + x / 2;
+    const float ll = from[0] + coarse[0][0], lh = from[kBand], hl = from[2 * kBand],
+                hh = from[3 * kBand];
 #pragma unroll
-  for (int u = 0; u < 2; ++u) low2[u] = L > 2 ? level3[u] : coarse[u % N];
-  synthesise_level2<kSide>(filtered, low2, low);
+    for (int r = 0; r < 2; ++r) low2[r][0] = synthesise(ll, lh, hl, hh, r == 1, x % 2);
+  } else {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) low2[r][0] = coarse[r][0];
+  }
+  synthesise_level2<Own, kSide>(filtered, low2, low);
 }
 
 // What the levels past L add at the coefficients of level L of this thread.
 template <int L, int kRows, int kCols>
 __device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileIndex& at,
                                             float (&low)[kRows][kCols]) {
-  const int y = (at.y + int(threadIdx.x) / kPatchesX * kPatchRows) >> L,
-            x = (at.x + int(threadIdx.x) % kPatchesX * kPatchCols) >> L;
+  const int y = (at.y + patch_row<Own>()) >> L, x = (at.x + patch_col<Own>()) >> L;
   const float* coarse =
       static_cast<const float*>(p.coarse) +
       ((int64_t(at.item) * p.channels + at.channel) * p.coarse_rows + y) * p.coarse_cols + x;
@@ -86,45 +91,56 @@ __device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileInde
   }
 }
 
+struct ForwardLaunch {
+  PatchLaunch patches;
+  bool loads_boxes;
+  BoxMap input;
+};
+
 template <int K, int L>
 __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
-    patch_forward_kernel(const __grid_constant__ PatchLaunch p) {
+    patch_forward_kernel(const __grid_constant__ ForwardLaunch launch) {
   using M = ForwardMemory<K, L>;
   using W = typename M::W;
-  extern __shared__ __align__(16) unsigned char shared[];
+  const PatchLaunch& p = launch.patches;
+  extern __shared__ __align__(128) unsigned char shared[];
   float* pixels = reinterpret_cast<float*>(shared);
   float* bands = reinterpret_cast<float*>(shared + M::kBands);
   float* weights = reinterpret_cast<float*>(shared + M::kWeights);
+  uint64_t* barrier = reinterpret_cast<uint64_t*>(shared + M::kBarrier);
 
   const BlockTiles tiles = BlockTiles::strided(p);
-  const float* input = static_cast<const float*>(p.input.data) + tiles.channel * p.input.stride_c;
-  float* output = static_cast<float*>(p.output.data) + tiles.channel * p.output.stride_c;
   const TileIndex step(p, tiles.channel, tiles.step);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
   const auto start = [&] {
-    fill_window<W>(input + next.item * p.input.stride_b, p.input, p.height, p.width, next.y, next.x,
-                   p.input_bytes == 16, pixels);
+    if (!launch.loads_boxes) {
+      fill_window<W>(p.input, p.input_bytes == 16, p, next, pixels);
+    } else if (threadIdx.x == 0) {
+      expect_bytes(barrier, W::kPixelBytes);
+      load_window_box<W>(launch.input, next, pixels, barrier);
+    }
   };
 
+  if (threadIdx.x == 0) init_byte_barrier(barrier);
   start();
   load_taps<K>(p.params, tiles.channel, L, weights);
+  __syncthreads();  // the byte barrier is ready to be waited for
 #pragma unroll 1
-  for (int n = 1;; ++n) {
+  for (int n = 0;; ++n) {
     at = next;
-    wait_for_copies();
-    __syncthreads();
-    float sum[kPatchRows][kPatchCols];
-    const float bias = weights[slot_count(L) * tap_floats(K)];
-#pragma unroll
-    for (int r = 0; r < kPatchRows; ++r) {
-#pragma unroll
-      for (int u = 0; u < kPatchCols; ++u) sum[r][u] = bias;
+    if (launch.loads_boxes) {
+      wait_for_bytes(barrier, n);
+    } else {
+      wait_for_copies();
     }
-    float low[2][4] = {};
+    __syncthreads();
+    PatchPixels<Own> sum;
+    set_all(sum, weights[slot_count(L) * tap_floats(K)]);
+    PatchLevel1<Own> low = {};
     base_path<W, float, K>(pixels, weights, sum);
     analyse_pixels<W>(pixels, bands);
     __syncthreads();
-    if (n < tiles.count) {
+    if (n + 1 < tiles.count) {
       next.advance(p, step);
       start();
     }
@@ -132,18 +148,17 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
     if constexpr (L == 1) {
       if (p.coarse) load_coarse<1>(p, at, low);
     } else {
-      float coarse[1][L > 2 ? 1 : 2] = {};
+      float coarse[Own::kRows >> L][1] = {};
       if (p.coarse) load_coarse<L>(p, at, coarse);
       filter_deep_levels<W, K, L>(bands, weights);
-      synthesise_deep_levels<W, L>(bands, coarse[0], low);
+      synthesise_deep_levels<W, L>(bands, coarse, low);
     }
     add_level1<W, K>(bands, weights, low, sum);
-    const int y = at.y + threadIdx.x / kPatchesX * kPatchRows,
-              x = at.x + threadIdx.x % kPatchesX * kPatchCols;
-    float* out =
-        output + at.item * p.output.stride_b + y * p.output.stride_y + x * p.output.stride_x;
+    const int y = at.y + patch_row<Own>(), x = at.x + patch_col<Own>();
+    float* out = static_cast<float*>(p.output.data) + at.item * p.output.stride_b +
+                 at.channel * p.output.stride_c + y * p.output.stride_y + x * p.output.stride_x;
     store_patch<float>(p, out, p.height - y, p.width - x, sum);
-    if (n >= tiles.count) return;
+    if (n + 1 >= tiles.count) return;
   }
 }
 
@@ -154,8 +169,15 @@ constexpr int kMostTiles = 10;
 template <int K, int L>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
   using M = ForwardMemory<K, L>;
-  return launch_patches(&patch_forward_kernel<K, L>, p, M::kBlocks * multiprocessors, M::kBytes,
-                        stream, p.early, kMostTiles);
+  const auto kernel = &patch_forward_kernel<K, L>;
+  ForwardLaunch launch{};
+  launch.patches = p;
+  share_tiles(launch.patches, M::kBlocks * multiprocessors, kMostTiles);
+  launch.loads_boxes =
+      has_bulk_copies(kernel) &&
+      describe_boxes(launch.input, p.input, 4, p.batch, p.channels, p.height, p.width, M::W::box());
+  return launch_kernel(kernel, launch, int64_t(p.channels) * launch.patches.splits, kPatchThreads,
+                       M::kBytes, stream, p.early);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // share. No CUDA header.
 #pragma once
 
+#include "../box.h"
 #include "../rounding.h"
 #include "patch.h"
 
@@ -18,6 +19,7 @@ struct Window {
   static constexpr bool kPlanes = G > 0;
   static constexpr int kCells = kPlanes ? G : 1;
   static constexpr int kUnit = 16 / kElement;  // elements of one access of level 0
+  using ThreadPatch = Patch<kElement>;
 
   static constexpr int halo(int level, int band = 0) {
     return kPlanes || band > 0 ? R : R << (L - level);
@@ -29,9 +31,9 @@ struct Window {
   static constexpr int rows(int level, int band = 0) {
     return own(level) + 2 * halo(level, band) + (kCells - 1) * gap_rows();
   }
-  // Elements of one access of a level, and outputs of a thread along x.
+  // Elements of one access of a level, as many as outputs of a thread along x; but those of level 1
+  // that belong to a patch may be fewer.
   static constexpr int unit(int level) { return level == 0 ? kUnit : 4; }
-  static constexpr int outputs(int level) { return level == 0 ? kPatchCols : 4; }
 
   // Stored column of the tile's first own column: as far right as the halo needs, such that the
   // inputs of a thread start as close as possible to an aligned address.
@@ -40,10 +42,11 @@ struct Window {
     const int even = round_up(R, 2);
     return round_up(halo(level, band) - even, 4) + even;
   }
-  // Distance of the first input of a thread from the aligned address below, and accesses per row.
-  static constexpr int shift(int level) { return (lead(level) - R) % unit(level); }
-  static constexpr int accesses(int level) {
-    return (shift(level) + outputs(level) + 2 * R + unit(level) - 1) / unit(level);
+  // Of a thread with `cols` outputs along x, in accesses of as many: distance of its first input
+  // from the aligned address below, and accesses per row.
+  static constexpr int shift(int level, int cols) { return (lead(level) - R) % cols; }
+  static constexpr int accesses(int level, int cols) {
+    return ceil_div(shift(level, cols) + cols + 2 * R, cols);
   }
 
   // Low-pass coefficients that are formed: from -first to own + first. Level 1 is formed from four
@@ -68,7 +71,8 @@ struct Window {
   static constexpr int pitch(int level, int band = 0) {
     const int gaps = (kCells - 1) * gap_cols(level);
     if (level == 0) return round_up(lead(0) + own(0) + gaps + halo(0), 2 * kUnit);
-    const int read = lead(level, band) - R - shift(level) + own(level) - 4 + accesses(level) * 4;
+    const int read =
+        lead(level, band) - R - shift(level, 4) + own(level) - 4 + accesses(level, 4) * 4;
     const int written = band > 0 ? 0 : lead(level) - first_col(level) + formed_cols(level);
     const int most = round_up(gaps + (read > written ? read : written), 4);
     // Four threads of a row and the four of the row two below touch different banks.
@@ -82,11 +86,9 @@ struct Window {
     return at;
   }
   static constexpr int kPixelBytes = rows(0) * pitch(0) * kElement;
+  static constexpr BoxShape box() { return {pitch(0), rows(0), 1, false}; }
   static constexpr int kFloats = offset(L, kSubbands);
 
-  // A float32 patch reads every second piece of 16 bytes: neighbouring pieces change places in the
-  // upper half of each 256 bytes, so that the patches of a row touch different banks.
-  static constexpr int piece(int q) { return kElement == 4 ? q ^ ((q >> 3) & 1) : q; }
   static constexpr int stored_row(int level, int row, int band = 0) {
     return row + halo(level, band) + (kCells > 1 ? row / cell(level) * gap_rows() : 0);
   }
@@ -99,10 +101,9 @@ struct Window {
     return offset(level, band) + stored_row(level, row, band) * pitch(level, band) +
            stored_col(level, col, band);
   }
-  // Index of a pixel that begins `elements` neighbours within one access.
+  // Index of a pixel.
   static constexpr int stored_pixel(int row, int col) {
-    const int c = stored_col(0, col);
-    return stored_row(0, row) * pitch(0) + piece(c / kUnit) * kUnit + c % kUnit;
+    return stored_row(0, row) * pitch(0) + stored_col(0, col);
   }
 };
 
@@ -126,7 +127,8 @@ struct ForwardMemory {
   using W = Window<4, K / 2, L>;
   static constexpr int kBands = W::kPixelBytes;
   static constexpr int kWeights = kBands + W::kFloats * 4;
-  static constexpr int kBytes = kWeights + weight_floats(K, L) * 4;
+  static constexpr int kBarrier = kWeights + weight_floats(K, L) * 4;
+  static constexpr int kBytes = kBarrier + 16;
   static constexpr int kBlocks = blocks_of(kBytes, 5);
 };
 
@@ -165,7 +167,8 @@ struct LowpassPlanesMemory {
   static constexpr int kBlocks = blocks_of(kBytes, 4);
 };
 
-// grad_output with the halo, the input without; the exchange of sums between warps.
+// grad_output with the halo, the input without; the exchange of sums between warps, the byte
+// barrier of large planes.
 template <int kElement, int K, int G>
 struct GradMemory {
   using WG = Window<kElement, K / 2, 1, G>;
@@ -174,7 +177,8 @@ struct GradMemory {
   static constexpr int kGradBands = kInput + WX::kPixelBytes;
   static constexpr int kInputBands = kGradBands + WG::kFloats * 4;
   static constexpr int kExchange = kInputBands + WX::kFloats * 4;
-  static constexpr int kBytes = kExchange + kPatchThreads / 32 * (K * K + 1) * 4;
+  static constexpr int kBarrier = kExchange + kPatchThreads / 32 * (K * K + 1) * 4;
+  static constexpr int kBytes = kBarrier + (G > 0 ? 0 : 16);
   static constexpr int kBlocks = blocks_of(kBytes, 4);
 };
 

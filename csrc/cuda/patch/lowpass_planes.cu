@@ -154,6 +154,7 @@ __global__ void __launch_bounds__(kPatchThreads, LowpassPlanesMemory<K, G>::kBlo
   using M = LowpassPlanesMemory<K, G>;
   using P = typename M::P;
   using W = typename P::W;
+  using Own = typename W::ThreadPatch;
   const PatchLaunch& p = launch.planes;
   extern __shared__ __align__(16) unsigned char shared[];
   float* dense = reinterpret_cast<float*>(shared);
@@ -176,10 +177,11 @@ __global__ void __launch_bounds__(kPatchThreads, LowpassPlanesMemory<K, G>::kBlo
   let_next_grid_start();
   analyse_band<W>(dense, bands);
   __syncthreads();
-  float low[2][4] = {}, sum[kPatchRows][kPatchCols] = {};
+  PatchLevel1<Own> low = {};
+  PatchPixels<Own> sum = {};
   if (p.levels > 1) filter_deep_levels<P, K>(bands, dense, weights, p.levels, low);
 
-  const int py = threadIdx.x / kPatchesX * kPatchRows, px = threadIdx.x % kPatchesX * kPatchCols;
+  const int py = patch_row<Own>(), px = patch_col<Own>();
   const int y = py % W::cell(0), x = px % W::cell(0);
   const int item = first + py / W::cell(0) * G + px / W::cell(0);
   if (item < p.batch && y < p.height && x < p.width) {

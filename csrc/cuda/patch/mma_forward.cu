@@ -348,9 +348,7 @@ const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t strea
   const auto kernel = &mma_forward_kernel<T, K, L>;
   MmaForwardLaunch launch{};
   launch.patches = p;
-  const int slots = M::kBlocks * multiprocessors;
-  launch.patches.splits = split_tiles(p.channels, p.tiles, slots);
-  launch.patches.together = blocks_together(p.channels, launch.patches.splits, slots);
+  share_tiles(launch.patches, M::kBlocks * multiprocessors);
   if (takes_boxes(L) && has_bulk_copies(kernel, kOfMultiprocessor)) {
     const auto describe = [&](BoxMap& map, const View& v, const BoxShape& box) {
       return describe_boxes(map, v, 2, p.batch, p.channels, p.height, p.width, box);

@@ -12,8 +12,8 @@
 //   those that are a low-pass band of x     lowpass_planes.cu  -                     planes*.cuh
 //   those of a channels_last tensor         group_forward.cu   group_weight_grad.cu  group*
 //
-// But on tensor cores (mma*) and in groups of channels, a thread computes a patch, 4 x 8 pixels
-// from its 2 x 4 coefficients of level 1 up.
+// But on tensor cores (mma*) and in groups of channels, a thread computes a patch of 32 pixels from
+// its 8 coefficients of level 1 up.
 //
 // Plain structs without any Torch header. Strides and offsets are in elements.
 #pragma once
@@ -25,10 +25,16 @@
 
 namespace wtconv::cuda {
 
-constexpr int kPatchRows = 4, kPatchCols = 8;  // pixels of a thread
-constexpr int kPatchTile = 64;                 // pixels of a tile on each side
-constexpr int kPatchesX = kPatchTile / kPatchCols;
-constexpr int kPatchThreads = kPatchTile / kPatchRows * kPatchesX;
+constexpr int kPatchTile = 64;  // pixels of a tile on each side
+constexpr int kPatchThreads = 128;
+
+// Pixels of a thread, 16 bytes of each row: neighbouring threads read and write neighbouring pieces
+// of shared memory and of whole sectors.
+template <int kElement>
+struct Patch {
+  static constexpr int kCols = 16 / kElement, kAcross = kPatchTile / kCols;  // patches of a tile
+  static constexpr int kRows = kPatchTile / (kPatchThreads / kAcross);
+};
 constexpr int tiles_across(int pixels) { return ceil_div(pixels, kPatchTile); }
 
 // Values that kernels are compiled for.

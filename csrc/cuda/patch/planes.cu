@@ -15,6 +15,7 @@ __global__ void __launch_bounds__(kPatchThreads, PlanesMemory<sizeof(T), K, G>::
     patch_planes_kernel(const __grid_constant__ PatchLaunch p) {
   using P = PlanesMemory<sizeof(T), K, G>;
   using W = typename P::W;
+  using Own = typename W::ThreadPatch;
   extern __shared__ __align__(16) unsigned char shared[];
   T* pixels = reinterpret_cast<T*>(shared);
   float* bands = reinterpret_cast<float*>(shared + P::kBands);
@@ -32,7 +33,7 @@ __global__ void __launch_bounds__(kPatchThreads, PlanesMemory<sizeof(T), K, G>::
                    pixels);
   };
 
-  const int py = threadIdx.x / kPatchesX * kPatchRows, px = threadIdx.x % kPatchesX * kPatchCols;
+  const int py = patch_row<Own>(), px = patch_col<Own>();
   const int y = py % W::cell(0), x = px % W::cell(0);
   const int cell = py / W::cell(0) * G + px / W::cell(0);
   wait_for_previous_grid();
@@ -42,19 +43,14 @@ __global__ void __launch_bounds__(kPatchThreads, PlanesMemory<sizeof(T), K, G>::
   for (int n = 0; n < tiles.count; ++n) {
     wait_for_copies();
     __syncthreads();
-    float sum[kPatchRows][kPatchCols];
-    const float bias = weights[slot_count(p.levels) * tap_floats(K)];
-#pragma unroll
-    for (int r = 0; r < kPatchRows; ++r) {
-#pragma unroll
-      for (int u = 0; u < kPatchCols; ++u) sum[r][u] = bias;
-    }
+    PatchPixels<Own> sum;
+    set_all(sum, weights[slot_count(p.levels) * tap_floats(K)]);
     if (p.params.weight[0]) base_path<W, T, K>(pixels, weights, sum);
     analyse_pixels<W>(pixels, bands);
     __syncthreads();
     if (n + 1 == tiles.count) let_next_grid_start();
     start(n + 1);
-    float low[2][4] = {};
+    PatchLevel1<Own> low = {};
     if (p.levels > 1) filter_deep_levels<P, K>(bands, dense, weights, p.levels, low);
     add_level1<W, K>(bands, weights, low, sum);
     const int item = first_item(n) + cell;

@@ -114,24 +114,29 @@ __device__ __forceinline__ void filter_small(const float* raw, const float* weig
   }
 }
 
-// The reconstruction of levels >= 3 at this thread's two coefficients of level 2: the closed form.
+// The reconstruction of levels >= 3 at this thread's coefficients of level 2, two that one of level
+// 3 covers: the closed form.
 template <class P>
 __device__ __forceinline__ void synthesise_small(const float* filtered, int levels,
-                                                 float (&low)[2]) {
-  const int y = threadIdx.x / kPatchesX, x = threadIdx.x % kPatchesX;
-  low[0] = low[1] = 0;
+                                                 PatchLevel2<typename P::W::ThreadPatch>& low) {
+  using Own = typename P::W::ThreadPatch;
+  constexpr int kRows = Own::kRows / 4, kCols = Own::kCols / 4;
+  static_assert(kRows <= 2 && kCols <= 2);
+  const int y = patch_row<Own>() / 4, x = patch_col<Own>() / 4;
+  set_all(low, 0);
 #pragma unroll
   for (int level = 3; level <= P::kLevels; ++level) {
     if (level > levels) break;
     const int side = P::side(level), area = P::area(level), shift = level - 2;
-    const float* f = filtered + P::small_floats(level) + (y >> shift) * side + (x >> (shift - 1));
-    const bool odd_y = (y >> (shift - 1)) & 1;
-    const float ll = f[0], lh = odd_y ? -f[area] : f[area], hl = f[2 * area],
-                hh = odd_y ? -f[3 * area] : f[3 * area];
+    const float* f = filtered + P::small_floats(level) + (y >> shift) * side + (x >> shift);
+    const float ll = f[0], lh = f[area], hl = f[2 * area], hh = f[3 * area];
 #pragma unroll
-    for (int u = 0; u < 2; ++u) {
-      const bool odd_x = ((2 * x + u) >> (shift - 1)) & 1;
-      low[u] += (ll + lh) + (odd_x ? -(hl + hh) : hl + hh);
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int u = 0; u < kCols; ++u) {
+        low[r][u] +=
+            synthesise(ll, lh, hl, hh, ((y + r) >> (shift - 1)) % 2, ((x + u) >> (shift - 1)) % 2);
+      }
     }
   }
 }
@@ -140,8 +145,10 @@ __device__ __forceinline__ void synthesise_small(const float* filtered, int leve
 // has room for P::kDenseFloats.
 template <class P, int K>
 __device__ __forceinline__ void filter_deep_levels(float* bands, float* dense, const float* weights,
-                                                   int levels, float (&low)[2][4]) {
+                                                   int levels,
+                                                   PatchLevel1<typename P::W::ThreadPatch>& low) {
   using W = typename P::W;
+  using Own = typename W::ThreadPatch;
   float *raw = dense, *filtered = dense + P::kSmallFloats, *level2 = filtered;
   if constexpr (P::kSmall == 3) {
     level2 += P::kSmallFloats;
@@ -161,9 +168,9 @@ __device__ __forceinline__ void filter_deep_levels(float* bands, float* dense, c
     write_filtered<P::side(2)>(level2 + band * P::area(2), row, col, value);
   }
   __syncthreads();
-  float low2[2];
+  PatchLevel2<Own> low2;
   synthesise_small<P>(filtered, levels, low2);
-  synthesise_level2<P::side(2)>(level2, low2, low);
+  synthesise_level2<Own, P::side(2)>(level2, low2, low);
 }
 
 }  // namespace wtconv::cuda

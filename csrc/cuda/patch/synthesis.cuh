@@ -28,16 +28,32 @@ __device__ void load_taps(const RawParameters& p, int channel, int levels, float
   }
 }
 
+// What a thread has of each level, for its patch of pixels.
+template <class P>
+using PatchPixels = float[P::kRows][P::kCols];
+template <class P>
+using PatchLevel1 = float[P::kRows / 2][P::kCols / 2];
+template <class P>
+using PatchLevel2 = float[P::kRows / 4][P::kCols / 4];
+
+template <int kRows, int kCols>
+__device__ __forceinline__ void set_all(float (&values)[kRows][kCols], float value) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int u = 0; u < kCols; ++u) values[r][u] = value;
+  }
+}
+
 template <class W, class T, int K>
 __device__ __forceinline__ void base_path(const T* pixels, const float* weights,
-                                          float (&sum)[kPatchRows][kPatchCols]) {
-  const int y = threadIdx.x / kPatchesX * kPatchRows, x = threadIdx.x % kPatchesX * kPatchCols;
-  const T* first = pixels + (W::stored_row(0, y) - K / 2) * W::pitch(0);
-  const int col = W::stored_col(0, x);
-  convolve<K, kPatchRows, kPatchCols>(
+                                          PatchPixels<typename W::ThreadPatch>& sum) {
+  using P = typename W::ThreadPatch;
+  const T* first = pixels + W::stored_pixel(patch_row<P>(), patch_col<P>()) - K / 2 * W::pitch(0);
+  convolve<K, P::kRows, P::kCols>(
       weights,
-      [&](int r, float (&row)[kPatchCols + K - 1]) {
-        load_pixels<W, -(K / 2)>(first + r * W::pitch(0), col, row);
+      [&](int r, float (&row)[P::kCols + K - 1]) {
+        load_pixels<W, -(K / 2)>(first + r * W::pitch(0), row);
       },
       sum);
 }
@@ -52,41 +68,54 @@ __device__ __forceinline__ void write_filtered(float* band, int row, int col,
   }
 }
 
-// The reconstruction at the 2 x 4 coefficients of level 1 of this thread from the filtered bands of
-// level 2, [band][row][col] dense; `low2` belongs to its LL.
-template <int kSide>
-__device__ __forceinline__ void synthesise_level2(const float* filtered, const float (&low2)[2],
-                                                  float (&low)[2][4]) {
-  const float* from = filtered + threadIdx.x / kPatchesX * kSide + threadIdx.x % kPatchesX * 2;
-  Vector<float, 2> f[kSubbands];
+// A coefficient of a level from those of the next coarser one that cover it: its row and column of
+// the 2 x 2 are second where odd.
+__device__ __forceinline__ float synthesise(float ll, float lh, float hl, float hh, bool odd_row,
+                                            bool odd_col) {
+  const float low = odd_row ? ll - lh : ll + lh, high = odd_row ? hl - hh : hl + hh;
+  return odd_col ? low - high : low + high;
+}
+
+// The reconstruction at this thread's coefficients of level 1 from the filtered bands of level 2,
+// [band][row][col] dense; `low2` belongs to its LL.
+template <class P, int kSide>
+__device__ __forceinline__ void synthesise_level2(const float* filtered, const PatchLevel2<P>& low2,
+                                                  PatchLevel1<P>& low) {
+  constexpr int kRows = P::kRows / 4, kCols = P::kCols / 4;
+  const float* from = filtered + patch_row<P>() / 4 * kSide + patch_col<P>() / 4;
 #pragma unroll
-  for (int b = 0; b < kSubbands; ++b)
-    f[b] = *reinterpret_cast<const Vector<float, 2>*>(from + b * kSide * kSide);
+  for (int r = 0; r < kRows; ++r) {
+    Vector<float, kCols> f[kSubbands];
 #pragma unroll
-  for (int u = 0; u < 2; ++u) {
-    const float ll = f[0].lane[u] + low2[u], lh = f[1].lane[u], hl = f[2].lane[u],
-                hh = f[3].lane[u];
-    low[0][2 * u] = (ll + lh) + (hl + hh);
-    low[0][2 * u + 1] = (ll + lh) - (hl + hh);
-    low[1][2 * u] = (ll - lh) + (hl - hh);
-    low[1][2 * u + 1] = (ll - lh) - (hl - hh);
+    for (int b = 0; b < kSubbands; ++b)
+      f[b] = *reinterpret_cast<const Vector<float, kCols>*>(from + (b * kSide + r) * kSide);
+#pragma unroll
+    for (int u = 0; u < kCols; ++u) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        low[2 * r + i / 2][2 * u + i % 2] =
+            synthesise(f[0].lane[u] + low2[r][u], f[1].lane[u], f[2].lane[u], f[3].lane[u],
+                       i / 2 == 1, i % 2 == 1);
+      }
+    }
   }
 }
 
 // sum += the synthesis of level 1, with `low` added to its low-pass band.
 template <class W, int K>
 __device__ __forceinline__ void add_level1(const float* bands, const float* weights,
-                                           float (&low)[2][4],
-                                           float (&sum)[kPatchRows][kPatchCols]) {
-  const int row = threadIdx.x / kPatchesX * 2, col = threadIdx.x % kPatchesX * 4;
+                                           PatchLevel1<typename W::ThreadPatch>& low,
+                                           PatchPixels<typename W::ThreadPatch>& sum) {
+  using P = typename W::ThreadPatch;
+  const int row = patch_row<P>() / 2, col = patch_col<P>() / 2;
 #pragma unroll 1
   for (int band = 0; band < kSubbands; ++band) {
     filter<W, K, 1>(bands, band, weights + (1 + band) * tap_floats(K), row, col, low);
     const float row_sign = band & 1 ? -1.0f : 1.0f, col_sign = band & 2 ? -1.0f : 1.0f;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < P::kRows / 2; ++r) {
 #pragma unroll
-      for (int u = 0; u < 4; ++u) {
+      for (int u = 0; u < P::kCols / 2; ++u) {
         const float value = low[r][u];
         sum[2 * r][2 * u] += value;
         sum[2 * r][2 * u + 1] += col_sign * value;
@@ -98,28 +127,28 @@ __device__ __forceinline__ void add_level1(const float* bands, const float* weig
   }
 }
 
+// `rows` and `cols`: those of the plane from the patch's first pixel, `out`, on.
 template <class T>
 __device__ __forceinline__ void store_patch(const PatchLaunch& p, T* out, int rows, int cols,
-                                            const float (&sum)[kPatchRows][kPatchCols]) {
-  constexpr int kUnit = 16 / int(sizeof(T));
+                                            const PatchPixels<Patch<sizeof(T)>>& sum) {
+  using P = Patch<sizeof(T)>;
+  if (cols <= 0) return;
+  if (p.wide_output) {
 #pragma unroll
-  for (int r = 0; r < kPatchRows; ++r) {
-    if (r >= rows) break;
-    T* row = out + r * p.output.stride_y;
-    if (p.wide_output) {
+    for (int r = 0; r < P::kRows; ++r) {
+      Vector<T, P::kCols> value;
 #pragma unroll
-      for (int u = 0; u < kPatchCols; u += kUnit) {
-        if (u >= cols) break;
-        Vector<T, kUnit> value;
+      for (int u = 0; u < P::kCols; ++u) value.lane[u] = narrow<T>(sum[r][u]);
+      if (r < rows) store_whole(out, value);
+      out += p.output.stride_y;
+    }
+  } else {
 #pragma unroll
-        for (int j = 0; j < kUnit; ++j) value.lane[j] = narrow<T>(sum[r][u + j]);
-        *reinterpret_cast<Vector<T, kUnit>*>(row + u) = value;
-      }
-    } else {
+    for (int r = 0; r < P::kRows; ++r) {
 #pragma unroll
-      for (int u = 0; u < kPatchCols; ++u) {
-        if (u < cols) row[u * p.output.stride_x] = narrow<T>(sum[r][u]);
-      }
+      for (int u = 0; u < P::kCols; ++u)
+        if (r < rows && u < cols) out[u * p.output.stride_x] = narrow<T>(sum[r][u]);
+      out += p.output.stride_y;
     }
   }
 }

@@ -3,8 +3,9 @@
 // group_weight_grad.cu.)
 //
 //   copy the windows of grad_output (with halo) and of input (without), the next ones while the
-//   bands are summed -> every thread sums the base path's taps over its patch, level 1 of both into
-//   shared memory -> a warp sums the taps of a band -> after some tiles, partial sums to memory
+//   bands are summed, of large planes by bulk copies where there are any -> every thread sums the
+//   base path's taps over its patch, level 1 of both into shared memory -> a warp sums the taps of
+//   a band -> after some tiles, partial sums to memory
 //
 // The low-pass bands, which the kernel has on chip, are written in float32 for the levels past this
 // one, that of grad_output for those of the input gradient, too. Sums come out rotated by 180
@@ -44,16 +45,14 @@ __device__ __forceinline__ void correlate(LoadInput load_input, LoadGrad load_gr
 template <class WG, class WX, class T, int K>
 __device__ __forceinline__ void correlate_pixels(const T* grad, const T* input,
                                                  float (&sum)[K * K]) {
-  const int y = threadIdx.x / kPatchesX * kPatchRows, x = threadIdx.x % kPatchesX * kPatchCols;
-  const T* g = grad + (WG::stored_row(0, y) - K / 2) * WG::pitch(0);
-  const T* in = input + WX::stored_row(0, y) * WX::pitch(0);
-  const int grad_col = WG::stored_col(0, x), input_col = WX::stored_col(0, x);
-  correlate<K, kPatchRows, kPatchCols>(
-      [&](int r, float (&row)[kPatchCols]) {
-        load_pixels<WX, 0>(in + r * WX::pitch(0), input_col, row);
-      },
-      [&](int r, float (&row)[kPatchCols + K - 1]) {
-        load_pixels<WG, -(K / 2)>(g + r * WG::pitch(0), grad_col, row);
+  using P = typename WG::ThreadPatch;
+  const int y = patch_row<P>(), x = patch_col<P>();
+  const T* g = grad + WG::stored_pixel(y, x) - K / 2 * WG::pitch(0);
+  const T* in = input + WX::stored_pixel(y, x);
+  correlate<K, P::kRows, P::kCols>(
+      [&](int r, float (&row)[P::kCols]) { load_pixels<WX, 0>(in + r * WX::pitch(0), row); },
+      [&](int r, float (&row)[P::kCols + K - 1]) {
+        load_pixels<WG, -(K / 2)>(g + r * WG::pitch(0), row);
       },
       sum);
 }
@@ -62,19 +61,17 @@ __device__ __forceinline__ void correlate_pixels(const T* grad, const T* input,
 template <class WG, class WX, int K>
 __device__ __forceinline__ void correlate_band(const float* grad, const float* input,
                                                float (&sum)[K * K]) {
+  constexpr int kShift = WG::shift(1, 4);
   const int band = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int y = lane / 8 * 8, x = lane % 8 * 4;
 #pragma unroll 1
   for (int row = y; row < y + 8; row += 4) {
     const float* in = input + WX::stored(1, band, row, x);
-    const float* g = grad + WG::stored(1, band, row, x) - K / 2 * (WG::pitch(1) + 1) - WG::shift(1);
+    const float* g = grad + WG::stored(1, band, row, x) - K / 2 * (WG::pitch(1) + 1) - kShift;
     correlate<K, 4, 4>(
-        [&](int r, float (&values)[4]) {
-          load_inputs<4, 1, 0>(in + r * WX::pitch(1), [](int) { return 0; }, values);
-        },
+        [&](int r, float (&values)[4]) { load_inputs<4, 1, 0>(in + r * WX::pitch(1), values); },
         [&](int r, float (&values)[4 + K - 1]) {
-          load_inputs<4, WG::accesses(1), WG::shift(1)>(
-              g + r * WG::pitch(1), [](int a) { return a * 4; }, values);
+          load_inputs<4, WG::accesses(1, 4), kShift>(g + r * WG::pitch(1), values);
         },
         sum);
   }
@@ -135,20 +132,33 @@ __device__ void write_partials(float (&base)[K * K], float (&band)[K * K], float
   }
 }
 
+struct GradLaunch {
+  PatchGradLaunch gradients;
+  bool loads_boxes;  // of large planes
+  BoxMap grad_output, input;
+};
+
 // G = 0: tiles of large planes; else G x G planes a tile.
 template <class T, int K, int G>
 __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kBlocks)
-    patch_weight_grad_kernel(const __grid_constant__ PatchGradLaunch p) {
+    patch_weight_grad_kernel(const __grid_constant__ GradLaunch launch) {
   using M = GradMemory<sizeof(T), K, G>;
   using WG = typename M::WG;
   using WX = typename M::WX;
-  extern __shared__ __align__(16) unsigned char shared[];
+  const PatchGradLaunch& p = launch.gradients;
+  extern __shared__ __align__(128) unsigned char shared[];
   T* grad = reinterpret_cast<T*>(shared);
   T* input = reinterpret_cast<T*>(shared + M::kInput);
   float* grad_bands = reinterpret_cast<float*>(shared + M::kGradBands);
   float* input_bands = reinterpret_cast<float*>(shared + M::kInputBands);
   float* exchange = reinterpret_cast<float*>(shared + M::kExchange);
-  if constexpr (G > 0) clear(shared, M::kBytes);
+  uint64_t* barrier = reinterpret_cast<uint64_t*>(shared + M::kBarrier);
+  if constexpr (G > 0) {
+    clear(shared, M::kBytes);
+  } else {
+    if (threadIdx.x == 0) init_byte_barrier(barrier);
+    __syncthreads();
+  }
 
   const BlockTiles tiles = BlockTiles::strided(p);
   const TileIndex step(p, tiles.channel, tiles.step);  // planes: as many items
@@ -157,19 +167,22 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
     return G > 0 ? tile.item * G * G : tile.item;
   };
   const auto start = [&] {
-    const auto copy = [&](auto window, const View& v, int bytes, T* pixels) {
-      using W = decltype(window);
-      const T* origin = static_cast<const T*>(v.data) + tiles.channel * v.stride_c;
-      const int item = first_item(next);
-      if constexpr (G > 0) {
-        fill_planes<W>(origin, v, bytes, p.height, p.width, item, p.batch, pixels);
-      } else {
-        fill_window<W>(origin + item * v.stride_b, v, p.height, p.width, next.y, next.x,
-                       bytes == 16, pixels);
-      }
-    };
-    copy(WG(), p.grad_output, p.grad_bytes, grad);
-    copy(WX(), p.input, p.input_bytes, input);
+    if constexpr (G > 0) {
+      const auto copy = [&](auto window, const View& v, int bytes, T* pixels) {
+        const T* origin = static_cast<const T*>(v.data) + tiles.channel * v.stride_c;
+        fill_planes<decltype(window)>(origin, v, bytes, p.height, p.width, first_item(next),
+                                      p.batch, pixels);
+      };
+      copy(WG(), p.grad_output, p.grad_bytes, grad);
+      copy(WX(), p.input, p.input_bytes, input);
+    } else if (!launch.loads_boxes) {
+      fill_window<WG>(p.grad_output, p.grad_bytes == 16, p, next, grad);
+      fill_window<WX>(p.input, p.input_bytes == 16, p, next, input);
+    } else if (threadIdx.x == 0) {
+      expect_bytes(barrier, WG::kPixelBytes + WX::kPixelBytes);
+      load_window_box<WG>(launch.grad_output, next, grad, barrier);
+      load_window_box<WX>(launch.input, next, input, barrier);
+    }
   };
   const auto go_on = [&] {
     if constexpr (G > 0) {
@@ -200,7 +213,11 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
 #pragma unroll 1
     for (; n < end; ++n) {
       at = next;
-      wait_for_copies();
+      if (G == 0 && launch.loads_boxes) {
+        wait_for_bytes(barrier, n);
+      } else {
+        wait_for_copies();
+      }
       __syncthreads();
       analyse_pixels<WG>(grad, grad_bands);
       analyse_pixels<WX>(input, input_bands);
@@ -225,8 +242,20 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
 
 template <class T, int K, int G>
 const char* launch(const PatchGradLaunch& p, cudaStream_t stream) {
-  return launch_kernel(&patch_weight_grad_kernel<T, K, G>, p, int64_t(p.channels) * p.splits,
-                       kPatchThreads, GradMemory<sizeof(T), K, G>::kBytes, stream, p.early);
+  using M = GradMemory<sizeof(T), K, G>;
+  const auto kernel = &patch_weight_grad_kernel<T, K, G>;
+  GradLaunch launch{};
+  launch.gradients = p;
+  if constexpr (G == 0) {
+    const auto describe = [&](BoxMap& map, const View& v, const BoxShape& box) {
+      return describe_boxes(map, v, sizeof(T), p.batch, p.channels, p.height, p.width, box);
+    };
+    launch.loads_boxes = has_bulk_copies(kernel) &&
+                         describe(launch.grad_output, p.grad_output, M::WG::box()) &&
+                         describe(launch.input, p.input, M::WX::box());
+  }
+  return launch_kernel(kernel, launch, int64_t(p.channels) * p.splits, kPatchThreads, M::kBytes,
+                       stream, p.early);
 }
 
 }  // namespace
