@@ -56,14 +56,18 @@ void* Gradients::bias(const Wanted& wanted) const {
   return wanted.base_bias ? base_bias.mutable_data_ptr() : nullptr;
 }
 
+Tensor allocate_input_gradient(const Tensor& input, const Wanted& wanted) {
+  if (!wanted.input) return gradient(input, {}, false, false);
+  return empty_image(input, {input.sizes().begin(), input.sizes().end()},
+                     prefers_channels_last(input));
+}
+
 Gradients allocate_gradients(const Tensor& input, const Parameters& p, const Wanted& wanted) {
   const int64_t c = input.size(1), k = p.base_weight.size(2), levels = int64_t(p.weights.size());
   const bool empty = input.numel() == 0;
   const Tensor& like = p.base_weight;
   return {
-      wanted.input ? empty_image(input, {input.sizes().begin(), input.sizes().end()},
-                                 prefers_channels_last(input))
-                   : gradient(input, {}, false, false),
+      Tensor(),
       gradient(like, {c, 1, k, k}, wanted.base_weight, empty),
       gradient(like, {c}, wanted.base_bias, empty),
       gradient(like, {1, c, 1, 1}, wanted.base_scale, empty),

@@ -32,8 +32,10 @@ struct Gradients {
   Outputs tuple() const { return {input, base_weight, base_bias, base_scale, weights, scales}; }
 };
 
-// Gradients in the layout of the input and the dtype of the parameters. What is not asked for is
-// empty; levels of a stack that are not asked for, and all sums over an empty batch, are zero.
+// What is not asked for is empty. The gradient of the input has its layout.
+Tensor allocate_input_gradient(const Tensor& input, const Wanted& wanted);
+// Gradients of all but the input, in the dtype of the parameters; levels of a stack that are not
+// asked for, and all sums over an empty batch, are zero.
 Gradients allocate_gradients(const Tensor& input, const Parameters& params, const Wanted& wanted);
 
 }  // namespace wtconv

@@ -107,6 +107,7 @@ Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Ten
   const Wanted wanted(output_mask);
   const Parameters params = prepare(given, dtype_of(input));
   Gradients out = allocate_gradients(input, params, wanted);
+  out.input = allocate_input_gradient(input, wanted);
   if (input.numel() > 0 && (wanted.input || wanted.any_sum)) {
     const Geometry g = make_geometry(input.size(0), input.size(1), input.size(2), input.size(3),
                                      int64_t(params.weights.size()), base_weight.size(2));

@@ -217,8 +217,10 @@ Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Ten
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
   const Wanted wanted(output_mask);
   const Parameters params = prepare(given);
-  const Gradients out = allocate_gradients(input, params, wanted);
-  if (input.numel() > 0) {
+  Gradients out = allocate_gradients(input, params, wanted);
+  if (input.numel() == 0) {
+    out.input = allocate_input_gradient(input, wanted);
+  } else {
     Call call(params, input);
     const int height = int(input.size(2)), width = int(input.size(3));
     const DType dtype = dtype_of(input);
@@ -230,6 +232,8 @@ Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Ten
       sums.run(grad, in);
       sums.give_lowpass(call);
     }
+    // In the memory of the other low-pass bands, which are free now.
+    out.input = allocate_input_gradient(input, wanted);
     if (wanted.input) {
       call.run_operator(grad, {output_view(out.input), dtype, height, width, in.channels_last}, 0,
                         true);
