@@ -281,8 +281,18 @@ void check_tile() {
   using M = MmaMemory<K, L>;
   const auto law = [&](bool holds, const char* what) { expect(holds, what, 2, K / 2, L, 0, 0); };
   check_tile_level<K, L, 0>();
-  // Boxes, whose extents the hardware limits.
-  law(W::group(0) % 64 == 0 && M::kWindow % 128 == 0, "a box of a window is not aligned");
+  // Boxes, whose extents the hardware limits; else pieces, of which eight threads write 128 bytes.
+  if (takes_boxes(L)) {
+    law(W::group(0) % 64 == 0 && M::kWindow % 128 == 0, "a box of a window is not aligned");
+  } else {
+    constexpr int kColumns = W::cols(0) / 8, kStep = kPatchThreads / kColumns / 8 * 8;
+    for (int first = 0; first < kStep * kColumns; first += 8) {
+      unsigned banks = 0;
+      for (int t = first; t < first + 8; ++t)
+        banks |= 1u << (W::template row_at<0>(t / kColumns) / 8 + t % kColumns) % 8;
+      law(banks == 0xff, "pieces of a copy meet in a bank");
+    }
+  }
   law(M::kOutputs % 1024 == 0 && M::kOutputs >= M::band(L), "a box of outputs is not aligned");
   law(W::lead(0) % 8 == 0 && W::pitch(0) % 8 == 0, "a box does not consist of pieces");
   law(W::pitch(0) <= 256 && W::cells(0) * W::cell(0) <= 256, "a box is too large");

@@ -42,10 +42,13 @@ struct MmaWindow {
   // Row of the window, and stored column, of the first input of the tile's first outputs.
   static constexpr int first_row(int level) { return halo(level) - K / 2 * 2; }
   static constexpr int first_col(int level) { return shift(level) + lead(level) - kLead; }
-  // From the rows of one position in their cells to those of the next. A box begins at 128 bytes;
-  // other copies fill pieces of several groups at once, which shall lie in different banks.
+  // From the rows of one position in their cells to those of the next. A box begins at 128 bytes.
+  // Other copies fill pieces of two rows at once, the end of one and the first of the next: they
+  // lie in different banks where the groups are 64 bytes past a multiple of that.
   static constexpr int group(int level) {
-    return round_up(cells(level) * pitch(level), level == 0 && takes_boxes(L) ? 64 : 8);
+    const int least = cells(level) * pitch(level);
+    if (level > 0) return least;
+    return takes_boxes(L) ? round_up(least, 64) : round_up(least - 32, 64) + 32;
   }
   static constexpr int size(int level) { return cell(level) * group(level); }
   // Where row `row` of the window begins, counted from the halo's first.
