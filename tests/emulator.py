@@ -61,8 +61,9 @@ class PatchLaunch(Structure):
         *((name, c_int) for name in ("coarse_rows", "coarse_cols")),
         *((name, c_int) for name in ("batch", "channels", "height", "width")),
         *((name, c_int) for name in ("kernel_size", "levels", "tiles_y", "tiles_x", "tiles")),
-        *((name, c_int) for name in ("cells", "group", "splits", "together", "input_bytes")),
-        *((name, c_bool) for name in ("wide_output", "early")),
+        *((name, c_int) for name in ("cells", "group", "splits", "together")),
+        *((name, c_int) for name in ("input_bytes", "output_bytes")),
+        ("early", c_bool),
     ]
 
 

@@ -168,7 +168,7 @@ def run_forward(
         coarse_cols=0 if coarse is None else coarse.shape[3],
         **sizes(case.shape, case.kernel, case.levels, case.cells, case.group),
         input_bytes=max(case.bytes, size),
-        wide_output=output_bytes == 16,
+        output_bytes=max(output_bytes, size),
         # Behind the coarse levels; an input gradient, behind weight gradients.
         early=case.coarse or case.rotate,
     )

@@ -52,16 +52,23 @@ __device__ __forceinline__ V load_once(const void* global) {
   return {{v.x, v.y, v.z, v.w}};
 }
 
-// Stores 16 bytes at once. The compiler may split a plain store of as many, where stores of single
-// elements stand beside it, and then each instruction of a warp writes parts of all sectors.
+// Stores 4, 8 or 16 bytes at once. The compiler may split a plain store of as many, where stores of
+// single elements stand beside it, and then each instruction of a warp writes parts of all sectors.
 template <class V>
 __device__ __forceinline__ void store_whole(void* global, const V& value) {
-  static_assert(sizeof(V) == 16);
-  uint32_t v[4];
-  memcpy(v, &value, 16);
-  asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(__cvta_generic_to_global(global)),
-               "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
-               : "memory");
+  static_assert(sizeof(V) == 4 || sizeof(V) == 8 || sizeof(V) == 16);
+  const auto address = __cvta_generic_to_global(global);
+  uint32_t v[sizeof(V) / 4];
+  memcpy(v, &value, sizeof(V));
+  if constexpr (sizeof(V) == 16) {
+    asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(address), "r"(v[0]), "r"(v[1]),
+                 "r"(v[2]), "r"(v[3])
+                 : "memory");
+  } else if constexpr (sizeof(V) == 8) {
+    asm volatile("st.global.v2.b32 [%0], {%1,%2};" ::"l"(address), "r"(v[0]), "r"(v[1]) : "memory");
+  } else {
+    asm volatile("st.global.b32 [%0], %1;" ::"l"(address), "r"(v[0]) : "memory");
+  }
 }
 
 // Bulk copies, of sm_90 on. One thread starts them; the bytes of those to shared memory are counted

@@ -182,8 +182,8 @@ V load_once(const void* global) {
 
 template <class V>
 void store_whole(void* global, const V& value) {
-  static_assert(sizeof(V) == 16);
-  if (reinterpret_cast<uintptr_t>(global) % 16)
+  static_assert(sizeof(V) == 4 || sizeof(V) == 8 || sizeof(V) == 16);
+  if (reinterpret_cast<uintptr_t>(global) % sizeof(V))
     cuda_on_cpu::fault("st.global: address in memory not aligned");
   *static_cast<V*>(global) = value;
 }

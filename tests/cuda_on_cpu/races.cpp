@@ -32,7 +32,7 @@ const char* run_forward(DType dtype, int levels, std::vector<T>& x, std::vector<
   p.batch = 1, p.channels = kChannels, p.height = kHeight, p.width = kWidth;
   p.kernel_size = 5, p.levels = levels;
   p.tiles_y = 2, p.tiles_x = 3, p.tiles = 6;
-  p.input_bytes = 16, p.wide_output = true;
+  p.input_bytes = p.output_bytes = 16;
   return dtype == DType::kFloat32 ? launch_patch_forward(p, 1, nullptr)
                                   : launch_mma_forward(p, dtype, 1, nullptr);
 }

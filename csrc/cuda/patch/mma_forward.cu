@@ -167,7 +167,7 @@ __device__ __forceinline__ void store_tile(const PatchLaunch& p, const TileIndex
                                            const T* staged) {
   T* plane =
       static_cast<T*>(p.output.data) + at.item * p.output.stride_b + at.channel * p.output.stride_c;
-  if (p.wide_output) {
+  if (p.output_bytes == 16) {
     const int piece = threadIdx.x % 8, first = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 8;
     const int x = at.x + piece * 8, rows = p.height - at.y - first;
     T* out = plane + (at.y + first) * p.output.stride_y + x;

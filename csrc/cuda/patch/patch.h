@@ -76,13 +76,12 @@ struct PatchLaunch {
   const void* coarse;  // [B, C, ceil(H / 2^levels), ...] float32, or null
   int coarse_rows, coarse_cols;
   int batch, channels, height, width, kernel_size, levels;
-  int tiles_y, tiles_x, tiles;  // of a plane, and of a channel
-  int cells;                    // planes of a tile on each side; 0: a plane has many tiles
-  int group;                    // channels of a block, where cells = 1; 0: one channel
-  int splits, together;         // blocks of a channel, or of a group; those that run at once
-  int input_bytes;              // of one access to the input
-  bool wide_output;             // accesses of 16 bytes instead of an element
-  bool early;                   // may start before the kernel before it ends, one of the same call
+  int tiles_y, tiles_x, tiles;    // of a plane, and of a channel
+  int cells;                      // planes of a tile on each side; 0: a plane has many tiles
+  int group;                      // channels of a block, where cells = 1; 0: one channel
+  int splits, together;           // blocks of a channel, or of a group; those that run at once
+  int input_bytes, output_bytes;  // of one access
+  bool early;  // may start before the kernel before it ends, one of the same call
 };
 
 // A launch on planes that are the low-pass band of the input `down` levels below it: planes.height

@@ -127,30 +127,41 @@ __device__ __forceinline__ void add_level1(const float* bands, const float* weig
   }
 }
 
-// `rows` and `cols`: those of the plane from the patch's first pixel, `out`, on.
+// Stores a patch in pieces of kBytes. `rows` and `cols`: those of the plane from the patch's first
+// pixel, `out`, on.
+template <int kBytes, class T>
+__device__ __forceinline__ void store_pieces(const PatchLaunch& p, T* out, int rows, int cols,
+                                             const PatchPixels<Patch<sizeof(T)>>& sum) {
+  using P = Patch<sizeof(T)>;
+  constexpr int kPiece = kBytes / int(sizeof(T));
+#pragma unroll
+  for (int r = 0; r < P::kRows; ++r) {
+#pragma unroll
+    for (int u = 0; u < P::kCols; u += kPiece) {
+      if constexpr (kPiece == 1) {
+        if (r < rows && u < cols) out[u * p.output.stride_x] = narrow<T>(sum[r][u]);
+      } else {
+        Vector<T, kPiece> value;
+#pragma unroll
+        for (int j = 0; j < kPiece; ++j) value.lane[j] = narrow<T>(sum[r][u + j]);
+        if (r < rows && u < cols) store_whole(out + u, value);
+      }
+    }
+    out += p.output.stride_y;
+  }
+}
+
+// The same in pieces that the output is aligned to.
 template <class T>
 __device__ __forceinline__ void store_patch(const PatchLaunch& p, T* out, int rows, int cols,
                                             const PatchPixels<Patch<sizeof(T)>>& sum) {
-  using P = Patch<sizeof(T)>;
   if (cols <= 0) return;
-  if (p.wide_output) {
-#pragma unroll
-    for (int r = 0; r < P::kRows; ++r) {
-      Vector<T, P::kCols> value;
-#pragma unroll
-      for (int u = 0; u < P::kCols; ++u) value.lane[u] = narrow<T>(sum[r][u]);
-      if (r < rows) store_whole(out, value);
-      out += p.output.stride_y;
-    }
-  } else {
-#pragma unroll
-    for (int r = 0; r < P::kRows; ++r) {
-#pragma unroll
-      for (int u = 0; u < P::kCols; ++u)
-        if (r < rows && u < cols) out[u * p.output.stride_x] = narrow<T>(sum[r][u]);
-      out += p.output.stride_y;
-    }
+  if (p.output_bytes == 16) return store_pieces<16>(p, out, rows, cols, sum);
+  if (p.output_bytes == 8) return store_pieces<8>(p, out, rows, cols, sum);
+  if constexpr (sizeof(T) < 4) {
+    if (p.output_bytes == 4) return store_pieces<4>(p, out, rows, cols, sum);
   }
+  store_pieces<sizeof(T)>(p, out, rows, cols, sum);
 }
 
 }  // namespace wtconv::cuda
