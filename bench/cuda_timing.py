@@ -77,7 +77,7 @@ class ColdTimer:
         if method not in METHODS:
             raise ValueError(f"prepare: method must be one of {', '.join(METHODS)}, got {method}")
         if method == "graph":
-            call = self.capture(call)
+            call = self._capture(call)
         call()  # the first call may allocate, plan or compile
         if method == "eager":
             return lambda: self._wall_time(call)
@@ -135,7 +135,7 @@ class ColdTimer:
         torch.cuda.synchronize()
         return (time.perf_counter() - start) * 1e3
 
-    def capture(self, call: Call) -> Call:
+    def _capture(self, call: Call) -> Call:
         """Capture ``call`` in a CUDA graph, after two warm-up calls on a side stream.
 
         Graphs that live at the same time share their memory: one runs after the other, and nobody

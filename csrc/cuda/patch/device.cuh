@@ -1,4 +1,4 @@
-// Device code of the patch kernels: layout in shared memory, asynchronous fill, analysis, strips.
+// Device code of the patch kernels: asynchronous fill, analysis, filters, the tiles of a block.
 #pragma once
 
 #include "../../common/haar.h"

@@ -31,8 +31,8 @@ struct Window {
   static constexpr int rows(int level, int band = 0) {
     return own(level) + 2 * halo(level, band) + (kCells - 1) * gap_rows();
   }
-  // Elements of one access of a level, as many as outputs of a thread along x; but those of level 1
-  // that belong to a patch may be fewer.
+  // Elements of one access of a level, as many as outputs of a thread along x; but a patch has two
+  // columns of level 1 in float32, and reads them two at a time.
   static constexpr int unit(int level) { return level == 0 ? kUnit : 4; }
 
   // Stored column of the tile's first own column: as far right as the halo needs, such that the
