@@ -199,8 +199,9 @@ class _Case:
     def measure(self, mode: str, clock: Timer, rounds: int) -> list[CompileRow]:
         """A row for each variant; the samples of the variants take turns.
 
-        Eager and compiled calls are timed with the host's time, the replay of the captured one
-        without: nothing is left of it.
+        Eager and compiled calls are timed with the host's time, the replay of a CUDA graph without:
+        nothing is left of it. Kernels, copies and memory of the graph are those of the eager call
+        that it captured.
         """
         exact = self._output(self.models["reference"])
         calls: dict[str, Call] = {}
