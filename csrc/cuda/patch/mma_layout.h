@@ -45,10 +45,9 @@ struct MmaWindow {
   // From the rows of one position in their cells to those of the next. A box begins at 128 bytes.
   // Other copies fill pieces of two rows at once, the end of one and the first of the next: they
   // lie in different banks where the groups are 64 bytes past a multiple of that.
+  static constexpr int past(int level) { return level == 0 && !takes_boxes(L) ? 32 : 0; }
   static constexpr int group(int level) {
-    const int least = cells(level) * pitch(level);
-    if (level > 0) return least;
-    return takes_boxes(L) ? round_up(least, 64) : round_up(least - 32, 64) + 32;
+    return round_up(cells(level) * pitch(level) - past(level), level == 0 ? 64 : 8) + past(level);
   }
   static constexpr int size(int level) { return cell(level) * group(level); }
   // Where row `row` of the window begins, counted from the halo's first.
