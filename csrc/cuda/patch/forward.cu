@@ -18,11 +18,22 @@ namespace {
 
 using Own = Patch<4>;
 
-// Levels 2 .. L, formed and filtered: four dense bands of each, from bands + W::offset(2) on. A
-// warp filters a band of level 2, and one warp all of level 3.
+// What levels 2 and 3 filtered, four bands of each, in place of the raw ones from the second level
+// on. Rows of level 2 that lie two apart touch different banks.
+template <class W, int L>
+struct Filtered {
+  static constexpr int kSide2 = W::own(2), kPitch2 = 24, kBand2 = kSide2 * kPitch2;
+  static constexpr int kSide3 = kSide2 / 2, kPitch3 = kSide3, kBand3 = kSide3 * kPitch3;
+  static constexpr int kLevel3 = kSubbands * kBand2;
+  static constexpr int kFloats = kLevel3 + (L > 2 ? kSubbands * kBand3 : 0);
+  static_assert(L == 1 || W::offset(2) + kFloats <= W::kFloats, "fits the raw bands");
+};
+
+// Levels 2 .. L, formed and filtered. A warp filters a band of each.
 template <class W, int K, int L>
 __device__ __forceinline__ void filter_deep_levels(float* bands, const float* weights) {
-  constexpr int kStride = tap_floats(K), kSide = W::own(2);
+  using F = Filtered<W, L>;
+  constexpr int kStride = tap_floats(K);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   analyse_level<W, 2>(bands);
   __syncthreads();
@@ -31,18 +42,18 @@ __device__ __forceinline__ void filter_deep_levels(float* bands, const float* we
     __syncthreads();
   }
   const int row = lane / 4 * 2, col = lane % 4 * 4;
-  float level2[2][4] = {}, level3[2][4] = {};
+  float level2[2][4] = {};
   filter<W, K, 2>(bands, warp, weights + slot_of(2, warp) * kStride, row, col, level2);
-  const int band3 = lane / 8, row3 = lane % 8 / 2 * 2, col3 = lane % 2 * 4;
-  if (L > 2 && warp == kSubbands - 1)
-    filter<W, K, (L > 2 ? 3 : 2)>(bands, band3, weights + slot_of(3, band3) * kStride, row3, col3,
-                                  level3);
+  const int row3 = lane / 4, col3 = lane % 4 * 2;
+  float level3[1][2] = {};
+  if constexpr (L > 2)
+    filter<W, K, 3>(bands, warp, weights + slot_of(3, warp) * kStride, row3, col3, level3);
   __syncthreads();
   float* filtered = bands + W::offset(2);
-  write_filtered<kSide>(filtered + warp * kSide * kSide, row, col, level2);
-  if (L > 2 && warp == kSubbands - 1) {
-    write_filtered<kSide / 2>(filtered + kSubbands * kSide * kSide + band3 * kSide * kSide / 4,
-                              row3, col3, level3);
+  write_filtered<F::kPitch2>(filtered + warp * F::kBand2, row, col, level2);
+  if constexpr (L > 2) {
+    float* to = filtered + F::kLevel3 + warp * F::kBand3 + row3 * F::kPitch3 + col3;
+    *reinterpret_cast<Vector<float, 2>*>(to) = {{level3[0][0], level3[0][1]}};
   }
   __syncthreads();
 }
@@ -53,14 +64,13 @@ template <class W, int L, int kRows, int kCols>
 __device__ __forceinline__ void synthesise_deep_levels(const float* bands,
                                                        const float (&coarse)[kRows][kCols],
                                                        PatchLevel1<Own>& low) {
-  constexpr int kSide = W::own(2);
+  using F = Filtered<W, L>;
   const float* filtered = bands + W::offset(2);
   PatchLevel2<Own> low2;
   if constexpr (L > 2) {
-    constexpr int kBand = kSide * kSide / 4;
+    constexpr int kBand = F::kBand3;
     const int x = patch_col<Own>() / 4;
-    const float* from =
-        filtered + kSubbands * kSide * kSide + patch_row<Own>() / 8 * (kSide / 2) + x / 2;
+    const float* from = filtered + F::kLevel3 + patch_row<Own>() / 8 * F::kPitch3 + x / 2;
     const float ll = from[0] + coarse[0][0], lh = from[kBand], hl = from[2 * kBand],
                 hh = from[3 * kBand];
 #pragma unroll
@@ -69,7 +79,7 @@ __device__ __forceinline__ void synthesise_deep_levels(const float* bands,
 #pragma unroll
     for (int r = 0; r < 2; ++r) low2[r][0] = coarse[r][0];
   }
-  synthesise_level2<Own, kSide>(filtered, low2, low);
+  synthesise_level2<Own, F::kPitch2>(filtered, low2, low);
 }
 
 // What the levels past L add at the coefficients of level L of this thread.

@@ -58,12 +58,12 @@ __device__ __forceinline__ void base_path(const T* pixels, const float* weights,
       sum);
 }
 
-template <int kSide>
+template <int kPitch>
 __device__ __forceinline__ void write_filtered(float* band, int row, int col,
                                                const float (&sum)[2][4]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    *reinterpret_cast<Vector<float, 4>*>(band + (row + r) * kSide +
+    *reinterpret_cast<Vector<float, 4>*>(band + (row + r) * kPitch +
                                          col) = {{sum[r][0], sum[r][1], sum[r][2], sum[r][3]}};
   }
 }
@@ -77,18 +77,18 @@ __device__ __forceinline__ float synthesise(float ll, float lh, float hl, float 
 }
 
 // The reconstruction at this thread's coefficients of level 1 from the filtered bands of level 2,
-// [band][row][col] dense; `low2` belongs to its LL.
-template <class P, int kSide>
+// [band][row] of a pitch; `low2` belongs to its LL.
+template <class P, int kPitch>
 __device__ __forceinline__ void synthesise_level2(const float* filtered, const PatchLevel2<P>& low2,
                                                   PatchLevel1<P>& low) {
-  constexpr int kRows = P::kRows / 4, kCols = P::kCols / 4;
-  const float* from = filtered + patch_row<P>() / 4 * kSide + patch_col<P>() / 4;
+  constexpr int kRows = P::kRows / 4, kCols = P::kCols / 4, kSide = kPatchTile / 4;
+  const float* from = filtered + patch_row<P>() / 4 * kPitch + patch_col<P>() / 4;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     Vector<float, kCols> f[kSubbands];
 #pragma unroll
     for (int b = 0; b < kSubbands; ++b)
-      f[b] = *reinterpret_cast<const Vector<float, kCols>*>(from + (b * kSide + r) * kSide);
+      f[b] = *reinterpret_cast<const Vector<float, kCols>*>(from + (b * kSide + r) * kPitch);
 #pragma unroll
     for (int u = 0; u < kCols; ++u) {
 #pragma unroll
