@@ -52,11 +52,13 @@ def main(command_line: Sequence[str] | None = None) -> int:
 
 
 def _compile(options: argparse.Namespace) -> int:
-    network = compiled.has_timm() and not options.quick
-    if not network and not options.quick:
-        print(f"bench: {compiled.NETWORK} needs timm and is left out", file=sys.stderr)
+    wanted = set(options.subject)
+    if compiled.NETWORK in wanted and (options.quick or not compiled.has_timm()):
+        wanted.remove(compiled.NETWORK)
+        if not options.quick:
+            print(f"bench: {compiled.NETWORK} needs timm and is left out", file=sys.stderr)
     settings = compiled.CompileSettings(
-        subjects=compiled.subjects(network, options.batch, options.quick),
+        subjects=compiled.subjects(tuple(wanted), options.batch, options.quick),
         device=options.device,
         precisions=tuple(dict.fromkeys(options.dtype)),
         layouts=arguments.layouts(options),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bench.compiled import PRECISIONS
+from bench.compiled import PRECISIONS, SUBJECTS
 from bench.cuda_run import DTYPES
 from bench.cuda_timing import METHODS
 from bench.run import LAYOUTS
@@ -110,6 +110,8 @@ def _add_host(command: argparse.ArgumentParser) -> None:
 def _add_compile(command: argparse.ArgumentParser) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     _add(command, "--device", "where to run", device, choices=("cpu", "cuda"))
+    text = "one or more models; the network beside a compiled ConvNeXt-T"
+    _add(command, "--subject", text, list(SUBJECTS), nargs="+", choices=SUBJECTS)
     text = "float32, or bfloat16 under autocast; one or both"
     _add(command, "--dtype", text, list(PRECISIONS), nargs="+", choices=PRECISIONS)
     _add_layout(command)

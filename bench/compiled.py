@@ -32,8 +32,9 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {"reference": ReferenceWTConv2d, "
 #: float32, or bfloat16 under autocast with float32 parameters.
 PRECISIONS = ("float32", "bfloat16")
 MODES = ("inference", "training")
-NETWORK = "WTConvNeXt-T"
+SUBJECTS = ("layer", "block", NETWORK := "WTConvNeXt-T")
 GRAPH = "ours CUDA graph"  # a variant
+PEER = "ConvNeXt-T compiled"  # a variant of the network: the one it was made from
 #: Relative error of the output against the eager reference that a variant may have.
 LIMITS = {"float32": 1e-4, "bfloat16": 5e-2}
 
@@ -73,22 +74,22 @@ class CompileRow:
     copies: int  # aten::copy_, and compiled kernels that only copy; of another dtype among them
     graphs: int | None
     graph_breaks: int | None
-    recompiles: int | None  # graphs more for another, odd size; also None if Inductor fails on it
+    recompiles: int | None  # graphs more for another, odd size; of the network not asked
     peak_mib: float | None
     cold_compile_s: float | None
     warm_compile_s: float | None
-    error: float
+    error: float | None  # of the peer there is none
 
 
 class WrongNumbersError(Exception):
     """A variant is too far from the eager reference."""
 
 
-def subjects(network: bool, batch: int, quick: bool = False) -> tuple[Subject, ...]:
+def subjects(names: Sequence[str], batch: int, quick: bool = False) -> tuple[Subject, ...]:
     """The layer and the block of the first stage of WTConvNeXt-T, and the network.
 
     Args:
-        network: Whether to include the network, which needs timm.
+        names: Those of `SUBJECTS` that are wanted; the network needs timm.
         batch: Images of a batch.
         quick: A layer and a block of a few channels, to test the benchmark.
     """
@@ -98,13 +99,12 @@ def subjects(network: bool, batch: int, quick: bool = False) -> tuple[Subject, .
         return of(channels, channels, kernel_size=5, wt_levels=levels)
 
     size = Size(batch, channels, side, side)
-    found = [
+    every = (
         Subject("layer", size, layer),
         Subject("block", size, lambda of: Block(layer(of), channels)),
-    ]
-    if network:
-        found.append(Subject(NETWORK, Size(batch, 3, 224, 224), _network))
-    return tuple(found)
+        Subject(NETWORK, Size(batch, 3, 224, 224), _network),
+    )
+    return tuple(subject for subject in every if subject.name in names)
 
 
 def has_timm() -> bool:
@@ -116,6 +116,13 @@ def _network(layer: Callable[..., nn.Module]) -> nn.Module:
     from wtconv_ops.timm import WTConvNeXt
 
     return WTConvNeXt(wtconv_class=layer)
+
+
+def _peer() -> nn.Module:
+    import timm
+
+    model: nn.Module = timm.create_model("convnext_tiny")
+    return model
 
 
 class _WallClock:
@@ -212,6 +219,9 @@ class _Case:
             compiled, found = self._compile(model, mode)
             calls[f"{name} compiled"] = self._call(compiled, mode, self.image)
             facts[f"{name} compiled"] = {**found, "error": self._error(compiled, exact)}
+        if self.subject.name == NETWORK:
+            compiled, facts[PEER] = self._compile(_peer().to(self.device), mode)
+            calls[PEER] = self._call(compiled, mode, self.image)
         methods = dict.fromkeys(calls, "eager")
         if self.device.type == "cuda":
             calls[GRAPH], methods[GRAPH] = calls["ours eager"], "graph"
@@ -246,16 +256,16 @@ class _Case:
             return compiled, time.perf_counter() - start
 
         def recompiles() -> int | None:
+            if self.subject.name == NETWORK:
+                return None  # Inductor may fail on the symbolic sizes of timm's convolutions
             compiled, _ = compile_once(dynamic=None)
             before = counters["stats"]["unique_graphs"]
             try:
                 self._call(compiled, mode, self.odd)()
             except Exception:
-                # Inductor may fail on the symbolic sizes of the reference, and of the convolutions
-                # of the network, with timm's ConvNeXt as with ours; on our layer it may not.
-                if model is self.models["ours"] and self.subject.name != NETWORK:
+                if model is self.models["ours"]:
                     raise
-                return None
+                return None  # and on those of the reference
             return counters["stats"]["unique_graphs"] - before
 
         with fresh_cache():
@@ -311,7 +321,8 @@ class _Case:
             variant=variant,
             ms=ms,
             **{name: facts.get(name) for name in applies},
-            **{name: facts[name] for name in ("kernels", "copies", "peak_mib", "error")},
+            **{name: facts.get(name) for name in ("kernels", "peak_mib", "error")},
+            copies=facts["copies"],
         )
 
 

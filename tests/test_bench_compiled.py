@@ -59,7 +59,7 @@ class Picky(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["layer", compiled.NETWORK])
-def test_only_the_network_may_fail_on_another_size(name: str, fresh_compiler: None) -> None:
+def test_the_network_is_not_compiled_for_another_size(name: str, fresh_compiler: None) -> None:
     subject = compiled.Subject(name, Size(1, 4, 14, 14), lambda _: Picky())
     case = compiled._Case(subject, "float32", "nchw", torch.device("cpu"))
     if name == compiled.NETWORK:
@@ -78,7 +78,7 @@ def test_wrong_numbers_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = {**compiled.LAYERS, "ours": Shifted}
     monkeypatch.setattr(compiled, "LAYERS", layers)
     case = compiled._Case(
-        compiled.subjects(False, 1, quick=True)[0], "float32", "nchw", torch.device("cpu")
+        compiled.subjects(("layer",), 1, quick=True)[0], "float32", "nchw", torch.device("cpu")
     )
     model: nn.Module = case.models["ours"]
     with pytest.raises(compiled.WrongNumbersError, match=r"layer float32 nchw: relative error"):
