@@ -167,6 +167,25 @@ __device__ __forceinline__ void add_band(const GroupForwardMemory& memory, int b
   }
 }
 
+// The pixels of a strip that lie within `rows` x `cols`: four channels of each at once, in pieces
+// that lanes exchange; `out` is the first pixel of the first of them, `wanted` whether they exist.
+template <class T, int kCols>
+__device__ __forceinline__ void store_channels(const PatchLaunch& p, T* out, bool wanted, int rows,
+                                               int cols, const float (&sum)[2][kCols]) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int n = 0; n < 2 * kCols; n += 4) {
+    float pixel[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pixel[i] = sum[(n + i) / kCols][(n + i) % kCols];
+    const Vector<T, 4> channels = four_channels<T>(pixel);
+    const int row = n + lane < kCols ? 0 : 1, col = n + lane - row * kCols;
+    if (wanted && row < rows && col < cols)
+      store_whole(out + row * p.output.stride_y + col * p.output.stride_x, channels);
+  }
+}
+
+// The same, element by element, of one channel.
 template <class T, int kCols>
 __device__ __forceinline__ void store_strip(const PatchLaunch& p, T* out, int rows, int cols,
                                             const float (&sum)[2][kCols]) {
@@ -217,7 +236,7 @@ __global__ void __launch_bounds__(kGroupThreads)
   for (int item = split; item < p.batch; item += p.splits) {
     wait_for_copies();
     __syncthreads();
-    float sum[2][2 * kCols];
+    float sum[2][2 * kCols] = {};
     if (mine) {
       const Pixels<T, kGroup> window(memory.pixels, 0, shared, memory.zeros, channel);
       const float bias = taps[slot_count(p.levels) * K * K * kPitch];
@@ -250,10 +269,15 @@ __global__ void __launch_bounds__(kGroupThreads)
       }
       if (step < last) __syncthreads();
     }
-    if (!mine || channel >= channels) continue;
-    T* out = static_cast<T*>(p.output.data) + (first + channel) * p.output.stride_c +
+    T* out = static_cast<T*>(p.output.data) + first * p.output.stride_c +
              item * p.output.stride_b + 2 * y * p.output.stride_y + 2 * x * p.output.stride_x;
-    store_strip(p, out, p.height - 2 * y, p.width - 2 * x, sum);
+    const int rows = p.height - 2 * y, cols = p.width - 2 * x;
+    const bool wanted = mine && channel < channels;
+    if (p.output_bytes >= 4 * int(sizeof(T))) {
+      store_channels(p, out + channel / 4 * 4, wanted, rows, cols, sum);
+    } else if (wanted) {
+      store_strip(p, out + channel * p.output.stride_c, rows, cols, sum);
+    }
   }
 }
 
