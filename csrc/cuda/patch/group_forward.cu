@@ -64,17 +64,56 @@ __device__ __forceinline__ void load_group_taps(const RawParameters& p, int firs
   }
 }
 
-// A level from the low-pass band of the finer one.
+// The four bands at a position of a level, from the low-pass band two levels below.
+template <class In>
+__device__ __forceinline__ void analyse_twice(const In& finest, int y, int x,
+                                              float (&value)[kSubbands]) {
+  float pixel[4][4], low[4];
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    load_values<In::kStep>(finest.row(4 * y + r, 4 * x), pixel[r]);
+    // Fewer zeros may follow a row than two levels pad it with.
+#pragma unroll
+    for (int c = 0; c < 4; ++c) pixel[r][c] = 4 * x + c < finest.cols ? pixel[r][c] : 0.0f;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int r = i / 2 * 2, c = i % 2 * 2;
+    haar_butterfly<float>(pixel[r][c], pixel[r][c + 1], pixel[r + 1][c], pixel[r + 1][c + 1],
+                          value);
+    low[i] = value[0];
+  }
+  haar_butterfly<float>(low[0], low[1], low[2], low[3], value);
+}
+
+// A level, and the next where there are as many, from the low-pass band of the finer one: in one
+// list of positions.
 template <int kGroup>
 __device__ __forceinline__ void analyse_coarse(const GroupForwardMemory& memory, int level,
-                                               unsigned char* shared, int channel) {
+                                               int levels, unsigned char* shared, int channel) {
   const Band<kGroup> finer(memory.level[level - 1], 0, shared, memory.zeros, channel);
-  const GroupBands& to = memory.level[level];
-  float* out = reinterpret_cast<float*>(shared + to.offset) + channel;
+  const auto store = [&](const GroupBands& to, int y, int x, const float (&value)[kSubbands]) {
+    float* out = reinterpret_cast<float*>(shared + to.offset) + y * to.pitch + x * kGroup + channel;
+#pragma unroll
+    for (int b = 0; b < kSubbands; ++b) out[b * to.band] = value[b];
+  };
+  const GroupBands &first = memory.level[level], &second = memory.level[level + 1];
+  const int slots = blockDim.x / kGroup, count = first.rows * first.cols;
+  int n = threadIdx.x / kGroup;
+  float value[kSubbands];
 #pragma unroll 1
-  for (int n = threadIdx.x / kGroup; n < to.rows * to.cols; n += blockDim.x / kGroup) {
-    const int y = to.row_of(n);
-    analyse_strip<1>(finer, to, y, n - y * to.cols, out, [](int, float) {});
+  for (; n < count; n += slots) {
+    const int y = first.row_of(n), x = n - y * first.cols;
+    const float *top = finer.row(2 * y, 2 * x), *bottom = finer.row(2 * y + 1, 2 * x);
+    haar_butterfly<float>(top[0], top[kGroup], bottom[0], bottom[kGroup], value);
+    store(first, y, x, value);
+  }
+  if (level == levels) return;
+#pragma unroll 1
+  for (n -= count; n < second.rows * second.cols; n += slots) {
+    const int y = second.row_of(n), x = n - y * second.cols;
+    analyse_twice(finer, y, x, value);
+    store(second, y, x, value);
   }
 }
 
@@ -108,42 +147,50 @@ __device__ __forceinline__ void filter_coarse(const GroupForwardMemory& memory, 
   }
 }
 
-// The reconstruction of a level at (y, x) of the next finer one.
+// The reconstruction of a level at (y, x) of the next finer one, but for what `low` adds to the
+// low-pass coefficient.
 template <int kGroup>
 __device__ __forceinline__ float synthesise(const float* filtered, const GroupBands& bands, int y,
-                                            int x) {
+                                            int x, float low = 0) {
   const float* f = filtered + (y >> 1) * bands.pitch + (x >> 1) * kGroup;
   const float row_sign = y & 1 ? -1.0f : 1.0f, col_sign = x & 1 ? -1.0f : 1.0f;
-  return (f[0] + row_sign * f[bands.band]) +
+  return ((f[0] + low) + row_sign * f[bands.band]) +
          col_sign * (f[2 * bands.band] + row_sign * f[3 * bands.band]);
 }
 
-// Adds the reconstruction of a level to what the next finer one filtered of its low-pass band.
+// Adds the reconstruction of the levels from 3 on to what level 2 filtered of its low-pass band.
 template <int kGroup>
-__device__ __forceinline__ void add_coarse(const GroupBands& from, const GroupBands& to,
+__device__ __forceinline__ void add_coarse(const GroupForwardMemory& memory, int levels,
                                            unsigned char* shared, int channel) {
-  const float* coarse = reinterpret_cast<const float*>(shared + from.offset) + channel;
+  const GroupBands& to = memory.filtered[2];
   float* fine = reinterpret_cast<float*>(shared + to.offset) + channel;
 #pragma unroll 1
   for (int n = threadIdx.x / kGroup; n < to.rows * to.cols; n += blockDim.x / kGroup) {
-    const int y = to.row_of(n);
-    fine[n * kGroup] += synthesise<kGroup>(coarse, from, y, n - y * to.cols);
+    const int y = to.row_of(n), x = n - y * to.cols;
+    float low = 0;
+#pragma unroll 1
+    for (int level = levels; level > 2; --level) {
+      const GroupBands& from = memory.filtered[level];
+      low = synthesise<kGroup>(reinterpret_cast<const float*>(shared + from.offset) + channel, from,
+                               y >> (level - 3), x >> (level - 3), low);
+    }
+    fine[n * kGroup] += low;
   }
 }
 
-// What the levels from 2 on take, step by step: each relies on all threads' steps before. Level
-// after level from fine to coarse, all filters, level after level from coarse to fine.
-constexpr int coarse_steps(int levels) { return 2 * levels - 2; }
+// What the levels from 2 on take, step by step: each relies on all threads' steps before. Two levels
+// at a time from fine to coarse, all filters, the sum at level 2.
+constexpr int coarse_steps(int levels) { return levels / 2 + (levels > 1) + (levels > 2); }
 template <int K, int kGroup>
 __device__ __forceinline__ void coarse_step(const GroupForwardMemory& memory, int levels, int step,
                                             unsigned char* shared, int channel, const float* taps) {
-  if (step < levels - 1) {
-    analyse_coarse<kGroup>(memory, 2 + step, shared, channel);
-  } else if (step == levels - 1 && levels > 1) {
+  const int filter = levels / 2;
+  if (step < filter) {
+    analyse_coarse<kGroup>(memory, 2 + 2 * step, levels, shared, channel);
+  } else if (step == filter && levels > 1) {
     filter_coarse<K, kGroup>(memory, levels, shared, channel, taps);
-  } else if (step < coarse_steps(levels)) {
-    const int level = 2 * levels - step;
-    add_coarse<kGroup>(memory.filtered[level], memory.filtered[level - 1], shared, channel);
+  } else if (step == filter + 1 && levels > 2) {
+    add_coarse<kGroup>(memory, levels, shared, channel);
   }
 }
 
