@@ -2,16 +2,17 @@
 //
 // A block takes a plane of a group of neighbouring channels, as memory has them: shared memory
 // holds the channels of a pixel side by side, from the window of x to the coarsest band, so that
-// pieces of 16 bytes are copied as they are and lanes touch different banks without any rule for
-// the columns. A thread takes a strip of one channel, 1 x 7 coefficients of level 1 and their 2 x
-// 14 pixels:
+// whole pieces are copied and lanes touch different banks without any rule for the columns. A
+// thread takes a strip of one channel, 1 x 7 coefficients of level 1 and their 2 x 14 pixels;
+// neighbouring strips of a warp lie below each other:
 //
-//   copy the window -> base path of the strip in registers, level 1 -> the next window's copy
-//   starts; level after level, the filters of all, their sum at level 2, and meanwhile the bands of
-//   level 1 -> the strip is stored
+//   copy the window -> base path of the strip in registers -> level 1 in place of the window ->
+//   the coarse levels, the filters of all, their sum at level 2, and meanwhile the bands of level 1
+//   -> the next window's copy starts, the strip is stored
 //
-// A plane takes its own size and no more; rows past its ends are read from a row of zeros. x is
-// read once and y written once.
+// So a plane of 56 x 56 takes less than half of a multiprocessor, and another block computes while
+// one waits for its window. A plane takes its own size and no more; rows past its ends are read
+// from a row of zeros. x is read once and y written once.
 #include "../launch.cuh"
 #include "group.cuh"
 
@@ -64,6 +65,26 @@ __device__ __forceinline__ void load_group_taps(const RawParameters& p, int firs
   }
 }
 
+template <int kGroup>
+using Level1 = Rows<float, 2 * kGroup, false>;
+
+// kCols coefficients of each band of level 1 in place of their pixels, the first of which is
+// *pixel; `cols` of them lie within the plane.
+template <int kGroup, int kCols>
+__device__ __forceinline__ void analyse_in_place(float* pixel, int pitch, int cols) {
+  float top[2 * kCols], bottom[2 * kCols];
+  load_values<kGroup>(pixel, top);
+  load_values<kGroup>(pixel + pitch, bottom);
+#pragma unroll
+  for (int u = 0; u < kCols; ++u) {
+    if (u >= cols) break;
+    float value[kSubbands];
+    haar_butterfly<float>(top[2 * u], top[2 * u + 1], bottom[2 * u], bottom[2 * u + 1], value);
+#pragma unroll
+    for (int b = 0; b < kSubbands; ++b) pixel[b % 2 * pitch + (2 * u + b / 2) * kGroup] = value[b];
+  }
+}
+
 // The four bands at a position of a level, from the low-pass band two levels below.
 template <class In>
 __device__ __forceinline__ void analyse_twice(const In& finest, int y, int x,
@@ -87,11 +108,11 @@ __device__ __forceinline__ void analyse_twice(const In& finest, int y, int x,
 }
 
 // A level, and the next where there are as many, from the low-pass band of the finer one: in one
-// list of positions.
-template <int kGroup>
+// list of positions, a column after the other.
+template <int kGroup, class In>
 __device__ __forceinline__ void analyse_coarse(const GroupForwardMemory& memory, int level,
                                                int levels, unsigned char* shared, int channel) {
-  const Band<kGroup> finer(memory.level[level - 1], 0, shared, memory.zeros, channel);
+  const In finer(memory.level[level - 1], 0, shared, memory.zeros, channel);
   const auto store = [&](const GroupBands& to, int y, int x, const float (&value)[kSubbands]) {
     float* out = reinterpret_cast<float*>(shared + to.offset) + y * to.pitch + x * kGroup + channel;
 #pragma unroll
@@ -103,15 +124,15 @@ __device__ __forceinline__ void analyse_coarse(const GroupForwardMemory& memory,
   float value[kSubbands];
 #pragma unroll 1
   for (; n < count; n += slots) {
-    const int y = first.row_of(n), x = n - y * first.cols;
+    const int x = first.col_of(n), y = n - x * first.rows;
     const float *top = finer.row(2 * y, 2 * x), *bottom = finer.row(2 * y + 1, 2 * x);
-    haar_butterfly<float>(top[0], top[kGroup], bottom[0], bottom[kGroup], value);
+    haar_butterfly<float>(top[0], top[In::kStep], bottom[0], bottom[In::kStep], value);
     store(first, y, x, value);
   }
   if (level == levels) return;
 #pragma unroll 1
   for (n -= count; n < second.rows * second.cols; n += slots) {
-    const int y = second.row_of(n), x = n - y * second.cols;
+    const int x = second.col_of(n), y = n - x * second.rows;
     analyse_twice(finer, y, x, value);
     store(second, y, x, value);
   }
@@ -128,7 +149,7 @@ __device__ __forceinline__ void filter_coarse(const GroupForwardMemory& memory, 
 #pragma unroll 1
   for (int level = 2; level <= levels; ++level) {
     const GroupBands &raw = memory.level[level], &to = memory.filtered[level];
-    const Band<kGroup> in(raw, band, shared, memory.zeros, channel);
+    const Band<kGroup> in(raw, band * raw.band, shared, memory.zeros, channel);
     const float* band_taps = taps + slot_of(level, band) * K * K * kPitch;
     float* out = reinterpret_cast<float*>(shared + to.offset) + band * to.band + channel;
     // A column of strips after the other.
@@ -178,15 +199,19 @@ __device__ __forceinline__ void add_coarse(const GroupForwardMemory& memory, int
   }
 }
 
-// What the levels from 2 on take, step by step: each relies on all threads' steps before. Two levels
-// at a time from fine to coarse, all filters, the sum at level 2.
+// What the levels from 2 on take, step by step: each relies on all threads' steps before. Two
+// levels at a time from fine to coarse, all filters, the sum at level 2.
 constexpr int coarse_steps(int levels) { return levels / 2 + (levels > 1) + (levels > 2); }
 template <int K, int kGroup>
 __device__ __forceinline__ void coarse_step(const GroupForwardMemory& memory, int levels, int step,
                                             unsigned char* shared, int channel, const float* taps) {
   const int filter = levels / 2;
   if (step < filter) {
-    analyse_coarse<kGroup>(memory, 2 + 2 * step, levels, shared, channel);
+    if (step == 0) {
+      analyse_coarse<kGroup, Level1<kGroup>>(memory, 2, levels, shared, channel);
+    } else {
+      analyse_coarse<kGroup, Band<kGroup>>(memory, 2 + 2 * step, levels, shared, channel);
+    }
   } else if (step == filter && levels > 1) {
     filter_coarse<K, kGroup>(memory, levels, shared, channel, taps);
   } else if (step == filter + 1 && levels > 2) {
@@ -201,8 +226,9 @@ __device__ __forceinline__ void add_band(const GroupForwardMemory& memory, int b
                                          const float* taps, float (&more)[1][kCols],
                                          float (&sum)[2][2 * kCols]) {
   constexpr int kPitch = GroupForwardMemory::tap_pitch(kGroup);
-  convolve_strip<K, kPitch>(Band<kGroup>(memory.level[1], band, shared, memory.zeros, channel), y,
-                            x, taps + slot_of(1, band) * K * K * kPitch, more);
+  const Level1<kGroup> in(memory.level[1], memory.first_of(band, kGroup), shared, memory.zeros,
+                          channel);
+  convolve_strip<K, kPitch>(in, y, x, taps + slot_of(1, band) * K * K * kPitch, more);
   const float row_sign = band & 1 ? -1.0f : 1.0f, col_sign = band & 2 ? -1.0f : 1.0f;
 #pragma unroll
   for (int u = 0; u < kCols; ++u) {
@@ -249,13 +275,13 @@ __device__ __forceinline__ void store_strip(const PatchLaunch& p, T* out, int ro
 }
 
 template <class T, int K, int kGroup>
-__global__ void __launch_bounds__(kGroupThreads)
+__global__ void __launch_bounds__(group_threads(kGroup))
     group_forward_kernel(const __grid_constant__ GroupLaunch launch) {
   constexpr int kCols = strip_of(kGroup), kPitch = GroupForwardMemory::tap_pitch(kGroup);
   const PatchLaunch& p = launch.patch;
   const GroupForwardMemory& memory = launch.memory;
   extern __shared__ __align__(16) unsigned char shared[];
-  T* pixels = reinterpret_cast<T*>(shared + memory.pixels.offset);
+  float* pixels = reinterpret_cast<float*>(shared + memory.pixels.offset);
   float* taps = reinterpret_cast<float*>(shared + memory.taps);
 
   // Blocks that run at the same time are neighbours in memory.
@@ -264,8 +290,8 @@ __global__ void __launch_bounds__(kGroupThreads)
   const T* input = static_cast<const T*>(p.input.data) + first * p.input.stride_c;
   const auto start = [&](int item) {
     if (item >= p.batch) return;
-    fill_group<kGroup>(input + item * p.input.stride_b, p.input, p.input_bytes, channels,
-                       memory.pixels, pixels);
+    fill_group<kGroup>(input + item * p.input.stride_b, p.input, p.input_bytes, channels, p.height,
+                       p.width, memory.pixels, pixels);
   };
   clear_group(shared, memory.bytes);
   start(split);
@@ -275,9 +301,8 @@ __global__ void __launch_bounds__(kGroupThreads)
 
   const int channel = threadIdx.x % kGroup, strip = threadIdx.x / kGroup;
   const GroupBands& level1 = memory.level[1];
-  const int across = level1.strips(kCols) / level1.rows;
-  const int y = strip / across, x = strip % across * kCols;
-  const bool mine = y < level1.rows;
+  const int y = strip % level1.rows, x = strip / level1.rows * kCols;
+  const bool mine = x < level1.cols;
   taps += channel;
 #pragma unroll 1
   for (int item = split; item < p.batch; item += p.splits) {
@@ -285,17 +310,19 @@ __global__ void __launch_bounds__(kGroupThreads)
     __syncthreads();
     float sum[2][2 * kCols] = {};
     if (mine) {
-      const Pixels<T, kGroup> window(memory.pixels, 0, shared, memory.zeros, channel);
       const float bias = taps[slot_count(p.levels) * K * K * kPitch];
 #pragma unroll
       for (int u = 0; u < 2 * kCols; ++u) sum[0][u] = sum[1][u] = bias;
-      convolve_strip<K, kPitch>(window, 2 * y, 2 * x, taps, sum);
-      analyse_strip<kCols>(window, level1, y, x,
-                           reinterpret_cast<float*>(shared + level1.offset) + channel,
-                           [](int, float) {});
+      convolve_strip<K, kPitch>(
+          Pixels<float, kGroup>(memory.pixels, 0, shared, memory.zeros, channel), 2 * y, 2 * x,
+          taps, sum);
     }
     __syncthreads();
-    start(item + p.splits);
+    if (mine) {
+      analyse_in_place<kGroup, kCols>(pixels + y * level1.pitch + 2 * x * kGroup + channel,
+                                      memory.pixels.pitch, level1.cols - x);
+    }
+    __syncthreads();
     // The coarse levels leave most threads idle: the bands of level 1 fill their time, the low-pass
     // band last.
     const int last = max(coarse_steps(p.levels), kSubbands - 1);
@@ -314,10 +341,13 @@ __global__ void __launch_bounds__(kGroupThreads)
         add_band<K, kGroup>(memory, step == last ? 0 : 1 + step, shared, channel, y, x, taps, more,
                             sum);
       }
-      if (step < last) __syncthreads();
+      __syncthreads();
     }
-    T* out = static_cast<T*>(p.output.data) + first * p.output.stride_c +
-             item * p.output.stride_b + 2 * y * p.output.stride_y + 2 * x * p.output.stride_x;
+    // Half types pass through registers, which the sums leave behind the stores.
+    constexpr bool kCopies = sizeof(T) == sizeof(float);
+    if constexpr (kCopies) start(item + p.splits);
+    T* out = static_cast<T*>(p.output.data) + first * p.output.stride_c + item * p.output.stride_b +
+             2 * y * p.output.stride_y + 2 * x * p.output.stride_x;
     const int rows = p.height - 2 * y, cols = p.width - 2 * x;
     const bool wanted = mine && channel < channels;
     if (p.output_bytes >= 4 * int(sizeof(T))) {
@@ -325,6 +355,7 @@ __global__ void __launch_bounds__(kGroupThreads)
     } else if (wanted) {
       store_strip(p, out + channel * p.output.stride_c, rows, cols, sum);
     }
+    if constexpr (!kCopies) start(item + p.splits);
   }
 }
 
@@ -335,7 +366,7 @@ const char* launch_group_forward(const PatchLaunch& p, DType activations, int mu
   return dispatch_float(activations, [&](auto t) {
     return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
       return with_constant(Groups(), p.group, [&](auto group) {
-        GroupLaunch launch{p, {p.height, p.width, p.kernel_size, p.levels, sizeof(t), p.group}};
+        GroupLaunch launch{p, {p.height, p.width, p.kernel_size, p.levels, p.group}};
         const int groups = ceil_div(p.channels, p.group);
         launch.patch.splits =
             split_tiles(groups, p.batch, launch.memory.blocks() * multiprocessors);
