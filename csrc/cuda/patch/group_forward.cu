@@ -294,7 +294,9 @@ __global__ void __launch_bounds__(group_threads(kGroup))
                        p.width, memory.pixels, pixels);
   };
   clear_group(shared, memory.bytes);
-  start(split);
+  // Half types pass through registers, which the sums leave behind the stores.
+  constexpr bool kCopies = sizeof(T) == sizeof(float);
+  if constexpr (kCopies) start(split);
   with_type(p.params.dtype, [&](auto s) {
     load_group_taps<decltype(s), K, kGroup>(p.params, first, channels, p.levels, taps);
   });
@@ -306,6 +308,7 @@ __global__ void __launch_bounds__(group_threads(kGroup))
   taps += channel;
 #pragma unroll 1
   for (int item = split; item < p.batch; item += p.splits) {
+    if constexpr (!kCopies) start(item);
     wait_for_copies();
     __syncthreads();
     float sum[2][2 * kCols] = {};
@@ -343,8 +346,6 @@ __global__ void __launch_bounds__(group_threads(kGroup))
       }
       __syncthreads();
     }
-    // Half types pass through registers, which the sums leave behind the stores.
-    constexpr bool kCopies = sizeof(T) == sizeof(float);
     if constexpr (kCopies) start(item + p.splits);
     T* out = static_cast<T*>(p.output.data) + first * p.output.stride_c + item * p.output.stride_b +
              2 * y * p.output.stride_y + 2 * x * p.output.stride_x;
@@ -355,7 +356,6 @@ __global__ void __launch_bounds__(group_threads(kGroup))
     } else if (wanted) {
       store_strip(p, out + channel * p.output.stride_c, rows, cols, sum);
     }
-    if constexpr (!kCopies) start(item + p.splits);
   }
 }
 
