@@ -37,6 +37,11 @@ using Pixels = Rows<T, kGroup, true>;
 template <int kGroup>
 using Band = Rows<float, kGroup, false>;
 
+// The threads that share a plane.
+struct Team {
+  int thread, threads;  // of this thread, and how many there are
+};
+
 // Zeros around the bands, and in rows past their ends, stay: only the bands are written afterwards.
 __device__ __forceinline__ void clear_group(unsigned char* shared, int bytes) {
   for (int i = threadIdx.x; i < bytes / 16; i += blockDim.x)
@@ -48,16 +53,16 @@ __device__ __forceinline__ void clear_group(unsigned char* shared, int bytes) {
 // it. Where pixels are of another type, or an element is too small to be copied, it has copied
 // them.
 template <int kGroup, int kBytes, class T, class S>
-__device__ __forceinline__ void fill_pieces(const T* plane, const View& view, int channels,
-                                            int height, int width, const GroupBands& to,
-                                            S* pixels) {
+__device__ __forceinline__ void fill_pieces(Team team, const T* plane, const View& view,
+                                            int channels, int height, int width,
+                                            const GroupBands& to, S* pixels) {
   constexpr int kElements = kBytes / int(sizeof(T)), kPieces = kGroup / kElements;
   constexpr bool kAsync = std::is_same_v<T, S> && kBytes >= 4;
   // Loads under way together.
   constexpr int kBatch = kAsync ? 1 : kBytes == 16 ? 4 : 8, kStored = kElements < 4 ? kElements : 4;
-  const int channel = threadIdx.x % kPieces * kElements;
+  const int channel = team.thread % kPieces * kElements;
   if (channel >= channels) return;
-  const int step = int(blockDim.x) / kPieces, first = int(threadIdx.x) / kPieces;
+  const int step = team.threads / kPieces, first = team.thread / kPieces;
   const int step_rows = to.row_of(step), step_cols = step - step_rows * to.cols;
   int row = to.row_of(first), col = first - row * to.cols;
   const T* from = plane + channel * view.stride_c;
@@ -97,12 +102,12 @@ __device__ __forceinline__ void fill_pieces(const T* plane, const View& view, in
 
 // The same in pieces of `bytes`.
 template <int kGroup, class T, class S>
-__device__ __forceinline__ void fill_group(const T* plane, const View& view, int bytes,
+__device__ __forceinline__ void fill_group(Team team, const T* plane, const View& view, int bytes,
                                            int channels, int height, int width,
                                            const GroupBands& to, S* pixels) {
   constexpr int kElement = int(sizeof(T));
   const auto fill = [&](auto constant) {
-    fill_pieces<kGroup, constant()>(plane, view, channels, height, width, to, pixels);
+    fill_pieces<kGroup, constant()>(team, plane, view, channels, height, width, to, pixels);
   };
   if constexpr (kGroup * kElement >= 16) {
     if (bytes == 16) return fill(std::integral_constant<int, 16>());

@@ -30,7 +30,9 @@ template <class S, int K, int kGroup>
 __device__ __forceinline__ void load_group_taps(const RawParameters& p, int first, int channels,
                                                 int levels, float* taps) {
   constexpr int kTaps = K * K, kPitch = GroupForwardMemory::tap_pitch(kGroup),
-                kBatch = kGroup < 13 ? kGroup : 13;
+                kBatch = sizeof(S) == 8 || kGroup < 8 ? 4
+                         : kGroup == 8                ? 8
+                                                      : 13;
   const int slots = slot_count(levels);
 #pragma unroll 1
   for (int level = 0; level <= levels; ++level) {
@@ -110,8 +112,9 @@ __device__ __forceinline__ void analyse_twice(const In& finest, int y, int x,
 // A level, and the next where there are as many, from the low-pass band of the finer one: in one
 // list of positions, a column after the other.
 template <int kGroup, class In>
-__device__ __forceinline__ void analyse_coarse(const GroupForwardMemory& memory, int level,
-                                               int levels, unsigned char* shared, int channel) {
+__device__ __forceinline__ void analyse_coarse(Team team, const GroupForwardMemory& memory,
+                                               int level, int levels, unsigned char* shared,
+                                               int channel) {
   const In finer(memory.level[level - 1], 0, shared, memory.zeros, channel);
   const auto store = [&](const GroupBands& to, int y, int x, const float (&value)[kSubbands]) {
     float* out = reinterpret_cast<float*>(shared + to.offset) + y * to.pitch + x * kGroup + channel;
@@ -119,8 +122,8 @@ __device__ __forceinline__ void analyse_coarse(const GroupForwardMemory& memory,
     for (int b = 0; b < kSubbands; ++b) out[b * to.band] = value[b];
   };
   const GroupBands &first = memory.level[level], &second = memory.level[level + 1];
-  const int slots = blockDim.x / kGroup, count = first.rows * first.cols;
-  int n = threadIdx.x / kGroup;
+  const int slots = team.threads / kGroup, count = first.rows * first.cols;
+  int n = team.thread / kGroup;
   float value[kSubbands];
 #pragma unroll 1
   for (; n < count; n += slots) {
@@ -140,11 +143,11 @@ __device__ __forceinline__ void analyse_coarse(const GroupForwardMemory& memory,
 
 // Levels from 2 on: a quarter of the threads takes a band, a strip at a time, in one list.
 template <int K, int kGroup>
-__device__ __forceinline__ void filter_coarse(const GroupForwardMemory& memory, int levels,
-                                              unsigned char* shared, int channel,
+__device__ __forceinline__ void filter_coarse(Team team, const GroupForwardMemory& memory,
+                                              int levels, unsigned char* shared, int channel,
                                               const float* taps) {
   constexpr int kCols = coarse_strip_of(kGroup), kPitch = GroupForwardMemory::tap_pitch(kGroup);
-  const int slot = threadIdx.x / kGroup, slots = blockDim.x / kGroup, band = slot % kSubbands;
+  const int slot = team.thread / kGroup, slots = team.threads / kGroup, band = slot % kSubbands;
   int n = slot / kSubbands;
 #pragma unroll 1
   for (int level = 2; level <= levels; ++level) {
@@ -181,12 +184,12 @@ __device__ __forceinline__ float synthesise(const float* filtered, const GroupBa
 
 // Adds the reconstruction of the levels from 3 on to what level 2 filtered of its low-pass band.
 template <int kGroup>
-__device__ __forceinline__ void add_coarse(const GroupForwardMemory& memory, int levels,
+__device__ __forceinline__ void add_coarse(Team team, const GroupForwardMemory& memory, int levels,
                                            unsigned char* shared, int channel) {
   const GroupBands& to = memory.filtered[2];
   float* fine = reinterpret_cast<float*>(shared + to.offset) + channel;
 #pragma unroll 1
-  for (int n = threadIdx.x / kGroup; n < to.rows * to.cols; n += blockDim.x / kGroup) {
+  for (int n = team.thread / kGroup; n < to.rows * to.cols; n += team.threads / kGroup) {
     const int y = to.row_of(n), x = n - y * to.cols;
     float low = 0;
 #pragma unroll 1
@@ -203,19 +206,20 @@ __device__ __forceinline__ void add_coarse(const GroupForwardMemory& memory, int
 // levels at a time from fine to coarse, all filters, the sum at level 2.
 constexpr int coarse_steps(int levels) { return levels / 2 + (levels > 1) + (levels > 2); }
 template <int K, int kGroup>
-__device__ __forceinline__ void coarse_step(const GroupForwardMemory& memory, int levels, int step,
-                                            unsigned char* shared, int channel, const float* taps) {
+__device__ __forceinline__ void coarse_step(Team team, const GroupForwardMemory& memory, int levels,
+                                            int step, unsigned char* shared, int channel,
+                                            const float* taps) {
   const int filter = levels / 2;
   if (step < filter) {
     if (step == 0) {
-      analyse_coarse<kGroup, Level1<kGroup>>(memory, 2, levels, shared, channel);
+      analyse_coarse<kGroup, Level1<kGroup>>(team, memory, 2, levels, shared, channel);
     } else {
-      analyse_coarse<kGroup, Band<kGroup>>(memory, 2 + 2 * step, levels, shared, channel);
+      analyse_coarse<kGroup, Band<kGroup>>(team, memory, 2 + 2 * step, levels, shared, channel);
     }
   } else if (step == filter && levels > 1) {
-    filter_coarse<K, kGroup>(memory, levels, shared, channel, taps);
+    filter_coarse<K, kGroup>(team, memory, levels, shared, channel, taps);
   } else if (step == filter + 1 && levels > 2) {
-    add_coarse<kGroup>(memory, levels, shared, channel);
+    add_coarse<kGroup>(team, memory, levels, shared, channel);
   }
 }
 
@@ -281,33 +285,38 @@ __global__ void __launch_bounds__(group_threads(kGroup))
   const PatchLaunch& p = launch.patch;
   const GroupForwardMemory& memory = launch.memory;
   extern __shared__ __align__(16) unsigned char shared[];
-  float* pixels = reinterpret_cast<float*>(shared + memory.pixels.offset);
+  const int plane = int(threadIdx.x) / memory.threads;
+  const Team team{int(threadIdx.x) - plane * memory.threads, memory.threads};
+  unsigned char* own = shared + plane * memory.plane_bytes;
+  float* pixels = reinterpret_cast<float*>(own + memory.pixels.offset);
   float* taps = reinterpret_cast<float*>(shared + memory.taps);
 
   // Blocks that run at the same time are neighbours in memory.
-  const int groups = ceil_div(p.channels, kGroup), split = blockIdx.x / groups;
+  const int groups = ceil_div(p.channels, kGroup);
+  const int split = blockIdx.x / groups * memory.planes, splits = p.splits * memory.planes;
   const int first = blockIdx.x % groups * kGroup, channels = min(kGroup, p.channels - first);
   const T* input = static_cast<const T*>(p.input.data) + first * p.input.stride_c;
   const auto start = [&](int item) {
     if (item >= p.batch) return;
-    fill_group<kGroup>(input + item * p.input.stride_b, p.input, p.input_bytes, channels, p.height,
-                       p.width, memory.pixels, pixels);
+    fill_group<kGroup>(team, input + item * p.input.stride_b, p.input, p.input_bytes, channels,
+                       p.height, p.width, memory.pixels, pixels);
   };
   clear_group(shared, memory.bytes);
   // Half types pass through registers, which the sums leave behind the stores.
   constexpr bool kCopies = sizeof(T) == sizeof(float);
-  if constexpr (kCopies) start(split);
+  if constexpr (kCopies) start(split + plane);
   with_type(p.params.dtype, [&](auto s) {
     load_group_taps<decltype(s), K, kGroup>(p.params, first, channels, p.levels, taps);
   });
 
-  const int channel = threadIdx.x % kGroup, strip = threadIdx.x / kGroup;
+  const int channel = team.thread % kGroup, strip = team.thread / kGroup;
   const GroupBands& level1 = memory.level[1];
   const int y = strip % level1.rows, x = strip / level1.rows * kCols;
   const bool mine = x < level1.cols;
   taps += channel;
 #pragma unroll 1
-  for (int item = split; item < p.batch; item += p.splits) {
+  for (int begin = split; begin < p.batch; begin += splits) {
+    const int item = begin + plane;
     if constexpr (!kCopies) start(item);
     wait_for_copies();
     __syncthreads();
@@ -316,9 +325,8 @@ __global__ void __launch_bounds__(group_threads(kGroup))
       const float bias = taps[slot_count(p.levels) * K * K * kPitch];
 #pragma unroll
       for (int u = 0; u < 2 * kCols; ++u) sum[0][u] = sum[1][u] = bias;
-      convolve_strip<K, kPitch>(
-          Pixels<float, kGroup>(memory.pixels, 0, shared, memory.zeros, channel), 2 * y, 2 * x,
-          taps, sum);
+      convolve_strip<K, kPitch>(Pixels<float, kGroup>(memory.pixels, 0, own, memory.zeros, channel),
+                                2 * y, 2 * x, taps, sum);
     }
     __syncthreads();
     if (mine) {
@@ -331,26 +339,26 @@ __global__ void __launch_bounds__(group_threads(kGroup))
     const int last = max(coarse_steps(p.levels), kSubbands - 1);
 #pragma unroll 1
     for (int step = 0; step <= last; ++step) {
-      coarse_step<K, kGroup>(memory, p.levels, step, shared, channel, taps);
+      coarse_step<K, kGroup>(team, memory, p.levels, step, own, channel, taps);
       if (mine && (step < kSubbands - 1 || step == last)) {
         float more[1][kCols] = {};
         if (step == last && p.levels > 1) {
           const float* filtered =
-              reinterpret_cast<const float*>(shared + memory.filtered[2].offset) + channel;
+              reinterpret_cast<const float*>(own + memory.filtered[2].offset) + channel;
 #pragma unroll
           for (int u = 0; u < kCols; ++u)
             more[0][u] = synthesise<kGroup>(filtered, memory.filtered[2], y, x + u);
         }
-        add_band<K, kGroup>(memory, step == last ? 0 : 1 + step, shared, channel, y, x, taps, more,
+        add_band<K, kGroup>(memory, step == last ? 0 : 1 + step, own, channel, y, x, taps, more,
                             sum);
       }
       __syncthreads();
     }
-    if constexpr (kCopies) start(item + p.splits);
+    if constexpr (kCopies) start(item + splits);
     T* out = static_cast<T*>(p.output.data) + first * p.output.stride_c + item * p.output.stride_b +
              2 * y * p.output.stride_y + 2 * x * p.output.stride_x;
     const int rows = p.height - 2 * y, cols = p.width - 2 * x;
-    const bool wanted = mine && channel < channels;
+    const bool wanted = mine && channel < channels && item < p.batch;
     if (p.output_bytes >= 4 * int(sizeof(T))) {
       store_channels(p, out + channel / 4 * 4, wanted, rows, cols, sum);
     } else if (wanted) {
@@ -368,11 +376,12 @@ const char* launch_group_forward(const PatchLaunch& p, DType activations, int mu
       return with_constant(Groups(), p.group, [&](auto group) {
         GroupLaunch launch{p, {p.height, p.width, p.kernel_size, p.levels, p.group}};
         const int groups = ceil_div(p.channels, p.group);
-        launch.patch.splits =
-            split_tiles(groups, p.batch, launch.memory.blocks() * multiprocessors);
+        launch.patch.splits = split_tiles(groups, ceil_div(p.batch, launch.memory.planes),
+                                          launch.memory.blocks() * multiprocessors);
         return launch_kernel(&group_forward_kernel<decltype(t), k(), group()>, launch,
-                             int64_t(groups) * launch.patch.splits, launch.memory.threads,
-                             launch.memory.bytes, stream);
+                             int64_t(groups) * launch.patch.splits,
+                             launch.memory.planes * launch.memory.threads, launch.memory.bytes,
+                             stream);
       });
     });
   });

@@ -19,8 +19,8 @@ constexpr int group_of(int longest) {
 constexpr int strip_of(int group) { return group == 32 ? 4 : 7; }
 constexpr int coarse_strip_of(int group) { return group <= 8 ? 7 : 4; }  // from level 2 on
 // Of a multiprocessor, which leaves a thread 72, 80 or 96 registers: two planes of 56 x 56, two of
-// 32 x 32.
-constexpr int group_threads(int group) { return group <= 4 ? 896 : group <= 8 ? 768 : 640; }
+// 32 x 32, five of 14 x 14, six of 8 x 8.
+constexpr int group_threads(int group) { return group == 4 ? 896 : group == 16 ? 640 : 768; }
 constexpr int grad_threads(int group) { return group <= 8 ? 256 : 128; }
 // Blocks that registers leave room for: a thread keeps two sums of each tap.
 constexpr int grad_blocks(int kernel_size, int group) {
@@ -68,7 +68,7 @@ struct GroupAllocator {
   // What the coarse levels filtered, dense.
   constexpr GroupBands filtered(int rows, int cols) {
     const int pitch = cols * group;
-    return add({rows, cols, pitch, 2 * pitch, rows * pitch, 0}, kSubbands * rows * pitch, 0, 4, 4);
+    return add({rows, cols, pitch, 2 * pitch, rows * pitch, 0}, kSubbands * rows * pitch, 0, 4, 0);
   }
   // Zeros in the place of a row past the first or the last one, as wide as a strip reads: of
   // pixels, or of coefficients `step` columns apart.
@@ -97,10 +97,11 @@ struct GroupAllocator {
 };
 
 // The forward kernel, in float32. Level 1 takes the place of the pixels, each coefficient that of a
-// pixel of its 2 x 2, and goes from registers to y; levels from 2 on keep what they filtered.
+// pixel of its 2 x 2, and goes from registers to y; levels from 2 on keep what they filtered. The
+// smallest planes share the taps: two of them, one after the other, each with its own `threads`.
 struct GroupForwardMemory {
   GroupBands pixels, level[kMaxLaunchLevels + 1], filtered[kMaxLaunchLevels + 1];
-  int zeros, taps, bytes, threads, most_blocks;
+  int zeros, plane_bytes, planes, taps, bytes, threads, most_blocks;
 
   // Taps of a channel lie group + 1 apart, so that neighbouring taps may be written at once.
   static constexpr int tap_pitch(int group) { return group + 1; }
@@ -114,16 +115,20 @@ struct GroupForwardMemory {
     level[1].rows /= 2, level[1].cols /= 2, level[1].pitch = pixels.pair;
     for (int l = 2; l <= levels; ++l) {
       const int rows = (height + (1 << l) - 1) >> l, cols = (width + (1 << l) - 1) >> l;
-      level[l] = memory.bands(rows, cols, radius, strip, true);
+      // A warp of small groups filters two rows of each band.
+      level[l] = memory.bands(rows, cols, radius, coarse_strip_of(group), kSubbands * group < 32);
       filtered[l] = memory.filtered(rows, cols);
     }
     zeros = memory.zeros(kernel_size, 4, strip, 2);
+    plane_bytes = memory.bytes;
     const int taps_and_bias = slot_count(levels) * kernel_size * kernel_size + 1;
-    taps = memory.take(taps_and_bias * tap_pitch(group) * 4);
-    bytes = memory.bytes;
+    const int tap_bytes = round_up(taps_and_bias * tap_pitch(group) * 4, 16);
     // Whole warps, and as many slots for each of four bands.
     threads = round_up(level[1].strips(strip) * group, std::max(32, kSubbands * group));
-    most_blocks = std::max(1, group_threads(group) / threads);
+    planes = group == 32 && blocks_of(2 * plane_bytes + tap_bytes, 3) == 3 ? 2 : 1;
+    taps = planes * plane_bytes;
+    bytes = taps + tap_bytes;
+    most_blocks = std::max(1, group_threads(group) / (planes * threads));
   }
   // Of a band of level 1, the element of its first coefficient.
   WTCONV_HOST_DEVICE constexpr int first_of(int band, int group) const {

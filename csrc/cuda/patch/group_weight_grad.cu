@@ -110,7 +110,8 @@ __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
     const int item = split + n * p.splits;
     if (item >= p.batch) return;
     const auto copy = [&](const View& v, int bytes, const GroupBands& to) {
-      fill_group<kGroup>(static_cast<const T*>(v.data) + item * v.stride_b + first * v.stride_c, v,
+      fill_group<kGroup>({int(threadIdx.x), int(blockDim.x)},
+                         static_cast<const T*>(v.data) + item * v.stride_b + first * v.stride_c, v,
                          bytes, channels, p.height, p.width, to,
                          reinterpret_cast<T*>(shared + to.offset));
     };
