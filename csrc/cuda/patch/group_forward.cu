@@ -74,9 +74,12 @@ using Level1 = Rows<float, 2 * kGroup, false>;
 // *pixel; `cols` of them lie within the plane.
 template <int kGroup, int kCols>
 __device__ __forceinline__ void analyse_in_place(float* pixel, int pitch, int cols) {
-  float top[2 * kCols], bottom[2 * kCols];
-  load_values<kGroup>(pixel, top);
-  load_values<kGroup>(pixel + pitch, bottom);
+  float top[2 * kCols] = {}, bottom[2 * kCols] = {};
+  // Past the row, other threads' pixels.
+#pragma unroll
+  for (int u = 0; u < 2 * kCols; ++u) {
+    if (u < 2 * cols) top[u] = pixel[u * kGroup], bottom[u] = pixel[pitch + u * kGroup];
+  }
 #pragma unroll
   for (int u = 0; u < kCols; ++u) {
     if (u >= cols) break;
