@@ -109,6 +109,12 @@ GROUPS = [
     Forward((2, 4, 47, 64), 5, 2, F16, 1, 8, True, 4, base=False),
     Forward((1, 5, 61, 35), 7, 1, F32, 1, 0, True, 4, rotate=True),
     Forward((2, 3, 40, 36), 5, 3, F32, 1, 0, False, 4),
+    # Stored by four channels: of partial strips and partial groups, of other inputs.
+    Forward((2, 36, 5, 7), 5, 2, F32, 1, 16, True, 32),
+    Forward((1, 20, 13, 9), 5, 3, BF16, 1, 8, True, 16),
+    Forward((2, 12, 27, 18), 3, 4, F32, 1, 4, True, 8, output_bytes=16),
+    Forward((1, 8, 33, 51), 5, 5, F16, 1, 0, True, 4, output_bytes=8),
+    Forward((1, 4, 64, 64), 7, 6, BF16, 1, 8, True, 4, output_bytes=4),
 ]
 # Tiles of large planes: borders within a tile and past one, in both directions.
 TILES = [

@@ -230,7 +230,7 @@ PatchLaunch Call::describe_patches(const Plane& input, const Plane& output, int 
   launch.group = choice.group;
   launch.tiles = patch_tiles(problem(input, first_level, adjoint), choice);
   launch.input_bytes = access_bytes(input, choice.group > 0 ? channels : 0);
-  launch.output_bytes = access_bytes(output);
+  launch.output_bytes = access_bytes(output, choice.group > 0 ? channels : 0);
   return launch;
 }
 

@@ -91,9 +91,7 @@ int with_grad_memory(const Problem& p, const PatchChoice& choice, F f) {
 
 int patch_bytes(const Problem& p, const PatchChoice& choice) {
   if (choice.group > 0) {
-    return GroupForwardMemory(p.height, p.width, p.kernel_size, choice.levels, p.element_bytes,
-                              choice.group)
-        .bytes;
+    return GroupForwardMemory(p.height, p.width, p.kernel_size, choice.levels, choice.group).bytes;
   }
   return with_element(p.element_bytes, [&](auto element) {
     if (choice.cells == 0) {

@@ -8,17 +8,18 @@
 
 namespace wtconv::cuda {
 
-// A band, or a window of pixels, as a thread sees it: one channel, kGroup elements from column to
+// A band, or a window of pixels, as a thread sees it: one channel, kStep elements from column to
 // column. Rows outside are zeros.
-template <class T, int kGroup, bool kPixels>
+template <class T, int kStepOfColumn, bool kPixels>
 struct Rows {
-  static constexpr int kStep = kGroup;
+  static constexpr int kStep = kStepOfColumn;
   const T *first, *zeros;
   int rows, cols, pitch, pair;
 
-  __device__ __forceinline__ Rows(const GroupBands& bands, int band, const unsigned char* shared,
+  // `start` is the element of position (0, 0), but for the channel.
+  __device__ __forceinline__ Rows(const GroupBands& bands, int start, const unsigned char* shared,
                                   int zeros, int channel)
-      : first(reinterpret_cast<const T*>(shared + bands.offset) + band * bands.band + channel),
+      : first(reinterpret_cast<const T*>(shared + bands.offset) + start + channel),
         zeros(reinterpret_cast<const T*>(shared + zeros) + channel),
         rows(bands.rows),
         cols(bands.cols),
@@ -28,13 +29,18 @@ struct Rows {
   // The row from column x on; `before` columns may be read before it.
   __device__ __forceinline__ const T* row(int y, int x, int before = 0) const {
     const int offset = kPixels ? (y >> 1) * pair + (y & 1) * pitch : y * pitch;
-    return unsigned(y) < unsigned(rows) ? first + offset + x * kGroup : zeros + before * kGroup;
+    return unsigned(y) < unsigned(rows) ? first + offset + x * kStep : zeros + before * kStep;
   }
 };
 template <class T, int kGroup>
 using Pixels = Rows<T, kGroup, true>;
 template <int kGroup>
 using Band = Rows<float, kGroup, false>;
+
+// The threads that share a plane.
+struct Team {
+  int thread, threads;  // of this thread, and how many there are
+};
 
 // Zeros around the bands, and in rows past their ends, stay: only the bands are written afterwards.
 __device__ __forceinline__ void clear_group(unsigned char* shared, int bytes) {
@@ -43,42 +49,72 @@ __device__ __forceinline__ void clear_group(unsigned char* shared, int bytes) {
   __syncthreads();
 }
 
-// Starts to copy `channels` channels of a plane, in pieces of kBytes.
-template <int kGroup, int kBytes, class T>
-__device__ __forceinline__ void fill_pieces(const T* plane, const View& view, int channels,
-                                            const GroupBands& to, T* pixels) {
+// Starts to copy `channels` channels of a plane of height x width, in pieces of kBytes; zeros past
+// it. Where pixels are of another type, or an element is too small to be copied, it has copied
+// them.
+template <int kGroup, int kBytes, class T, class S>
+__device__ __forceinline__ void fill_pieces(Team team, const T* plane, const View& view,
+                                            int channels, int height, int width,
+                                            const GroupBands& to, S* pixels) {
   constexpr int kElements = kBytes / int(sizeof(T)), kPieces = kGroup / kElements;
-  const int channel = threadIdx.x % kPieces * kElements;
+  constexpr bool kAsync = std::is_same_v<T, S> && kBytes >= 4;
+  // Loads under way together.
+  constexpr int kBatch = kAsync ? 1 : kBytes == 16 ? 4 : 8, kStored = kElements < 4 ? kElements : 4;
+  const int channel = team.thread % kPieces * kElements;
   if (channel >= channels) return;
-  const int step = int(blockDim.x) / kPieces, first = int(threadIdx.x) / kPieces;
+  const int step = team.threads / kPieces, first = team.thread / kPieces;
   const int step_rows = to.row_of(step), step_cols = step - step_rows * to.cols;
   int row = to.row_of(first), col = first - row * to.cols;
   const T* from = plane + channel * view.stride_c;
   pixels += channel;
   while (row < to.rows) {
-    const T* source = from + row * view.stride_y + col * view.stride_x;
-    T* target = pixels + (row >> 1) * to.pair + (row & 1) * to.pitch + col * kGroup;
-    if constexpr (kBytes >= 4) {
-      copy_async<kBytes>(target, source, true);
-    } else {
-      *target = *source;
+    Vector<T, kElements> piece[kBatch];
+    int target[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const bool inside = row < height && col < width;
+      const T* source = from + row * view.stride_y + col * view.stride_x;
+      target[i] = row < to.rows ? (row >> 1) * to.pair + (row & 1) * to.pitch + col * kGroup : -1;
+      if constexpr (kAsync) {
+        copy_async<kBytes>(pixels + target[i], source, inside);
+      } else {
+        piece[i] = {};
+        if (inside) piece[i] = *reinterpret_cast<const Vector<T, kElements>*>(source);
+      }
+      col += step_cols, row += step_rows;
+      if (col >= to.cols) col -= to.cols, ++row;
     }
-    col += step_cols, row += step_rows;
-    if (col >= to.cols) col -= to.cols, ++row;
+    if constexpr (!kAsync) {
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (target[i] < 0) break;
+#pragma unroll
+        for (int e = 0; e < kElements; e += kStored) {
+          Vector<S, kStored> values;
+#pragma unroll
+          for (int j = 0; j < kStored; ++j) values.lane[j] = widen<S>(piece[i].lane[e + j]);
+          *reinterpret_cast<Vector<S, kStored>*>(pixels + target[i] + e) = values;
+        }
+      }
+    }
   }
 }
 
 // The same in pieces of `bytes`.
-template <int kGroup, class T>
-__device__ __forceinline__ void fill_group(const T* plane, const View& view, int bytes,
-                                           int channels, const GroupBands& to, T* pixels) {
+template <int kGroup, class T, class S>
+__device__ __forceinline__ void fill_group(Team team, const T* plane, const View& view, int bytes,
+                                           int channels, int height, int width,
+                                           const GroupBands& to, S* pixels) {
   constexpr int kElement = int(sizeof(T));
+  const auto fill = [&](auto constant) {
+    fill_pieces<kGroup, constant()>(team, plane, view, channels, height, width, to, pixels);
+  };
   if constexpr (kGroup * kElement >= 16) {
-    if (bytes == 16) return fill_pieces<kGroup, 16>(plane, view, channels, to, pixels);
+    if (bytes == 16) return fill(std::integral_constant<int, 16>());
   }
-  if (bytes >= 8) return fill_pieces<kGroup, 8>(plane, view, channels, to, pixels);
-  if (kElement == 4 || bytes == 4) return fill_pieces<kGroup, 4>(plane, view, channels, to, pixels);
-  if constexpr (kElement == 2) fill_pieces<kGroup, 2>(plane, view, channels, to, pixels);
+  if (bytes >= 8) return fill(std::integral_constant<int, 8>());
+  if (kElement == 4 || bytes == 4) return fill(std::integral_constant<int, 4>());
+  if constexpr (kElement == 2) fill(std::integral_constant<int, 2>());
 }
 
 // N values, kStep elements apart: of a row, or the taps of a row of the kernel.
@@ -130,6 +166,39 @@ __device__ __forceinline__ void convolve_small(const In& in, int y, int x, const
 #pragma unroll
       for (int u = 0; u < kCols; ++u) sum[u] += tap[j] * value[u + j];
     }
+  }
+}
+
+// Of two values of 4 bytes, the lanes without `bit` keep `low` and get that of their partner as
+// `high`; the others keep `high` and get that of their partner as `low`.
+template <class V>
+__device__ __forceinline__ void trade(V& low, V& high, int bit) {
+  static_assert(sizeof(V) == 4);
+  const bool upper = threadIdx.x & bit;
+  uint32_t first, second;
+  memcpy(&first, &low, 4), memcpy(&second, &high, 4);
+  const uint32_t other = __shfl_xor_sync(~0u, upper ? first : second, bit);
+  first = upper ? other : first, second = upper ? second : other;
+  memcpy(&low, &first, 4), memcpy(&high, &second, 4);
+}
+
+// Of four pixels, each lane's own channel of them, to four channels of a pixel: lane 4 n + q gets
+// those of pixel q.
+template <class T>
+__device__ __forceinline__ Vector<T, 4> four_channels(const float (&pixel)[4]) {
+  if constexpr (sizeof(T) == 4) {
+    float v[4] = {pixel[0], pixel[1], pixel[2], pixel[3]};
+    trade(v[0], v[1], 1), trade(v[2], v[3], 1);
+    trade(v[0], v[2], 2), trade(v[1], v[3], 2);
+    return {{v[0], v[1], v[2], v[3]}};
+  } else {
+    using Pair = Vector<T, 2>;
+    Pair even{{narrow<T>(pixel[0]), narrow<T>(pixel[2])}};
+    Pair odd{{narrow<T>(pixel[1]), narrow<T>(pixel[3])}};
+    trade(even, odd, 1);
+    Pair first{{even.lane[0], odd.lane[0]}}, second{{even.lane[1], odd.lane[1]}};
+    trade(first, second, 2);
+    return {{first.lane[0], first.lane[1], second.lane[0], second.lane[1]}};
   }
 }
 

@@ -18,8 +18,9 @@ constexpr int group_of(int longest) {
 // a row of 28 touch different banks.
 constexpr int strip_of(int group) { return group == 32 ? 4 : 7; }
 constexpr int coarse_strip_of(int group) { return group <= 8 ? 7 : 4; }  // from level 2 on
-// Of a multiprocessor, which leaves a thread 96 registers: the strips of four planes of 64 x 64.
-constexpr int kGroupThreads = 640;
+// Of a multiprocessor, which leaves a thread 72, 80 or 96 registers: two planes of 56 x 56, two of
+// 32 x 32, five of 14 x 14, six of 8 x 8.
+constexpr int group_threads(int group) { return group == 4 ? 896 : group == 16 ? 640 : 768; }
 constexpr int grad_threads(int group) { return group <= 8 ? 256 : 128; }
 // Blocks that registers leave room for: a thread keeps two sums of each tap.
 constexpr int grad_blocks(int kernel_size, int group) {
@@ -32,10 +33,12 @@ constexpr int grad_blocks(int kernel_size, int group) {
 struct GroupBands {
   int rows, cols, pitch, pair, band;  // the latter three in elements
   int offset;                         // of the first position, in bytes
-  int inverse = 0;                    // of cols, for row_of
+  int inverse = 0, inverse_rows = 0;  // of cols and rows, for row_of and col_of
 
   // n / cols; exact up to 65536 / cols, which is past every plane of level 2 and every block.
   WTCONV_HOST_DEVICE constexpr int row_of(int n) const { return n * inverse >> 16; }
+  // The same where columns follow each other.
+  WTCONV_HOST_DEVICE constexpr int col_of(int n) const { return n * inverse_rows >> 16; }
 
   constexpr int strips(int cols_of_strip) const { return rows * ceil_div(cols, cols_of_strip); }
 };
@@ -49,15 +52,15 @@ struct GroupAllocator {
     while (group < kBanks && least * group % kBanks != bank) ++least;
     return least * group;
   }
-  // Bands in float32. Strips of all bands touch different banks, and those of the row below where
+  // Bands in float32. Strips of all bands touch different banks, and those of the rows below where
   // `rows_apart`.
   constexpr GroupBands bands(int rows, int cols, int zeros, int strip, bool rows_apart) {
-    const int pitch = rows_apart ? banked(cols + zeros, kBanks / 2) : (cols + zeros) * group;
+    const int pitch = (rows_apart ? (cols + zeros) | 1 : cols + zeros) * group;
     const int band = banked(rows * pitch / group, std::max(8, group));
     return add({rows, cols, pitch, 2 * pitch, band, 0}, kSubbands * band, zeros, 4, strip);
   }
-  // A window of x. Every second pair of rows begins an odd number of positions after the one above:
-  // strips are pairs.
+  // A window of x. Each pair of rows begins an odd number of positions after the one above: strips
+  // are pairs.
   constexpr GroupBands pixels(int rows, int cols, int zeros, int element, int strip) {
     const int pitch = (cols + zeros) * group, pair = 2 * pitch + (group < kBanks ? group : 0);
     return add({rows, cols, pitch, pair, 0, 0}, (rows + 1) / 2 * pair, zeros, element, strip);
@@ -65,11 +68,13 @@ struct GroupAllocator {
   // What the coarse levels filtered, dense.
   constexpr GroupBands filtered(int rows, int cols) {
     const int pitch = cols * group;
-    return add({rows, cols, pitch, 2 * pitch, rows * pitch, 0}, kSubbands * rows * pitch, 0, 4, 4);
+    return add({rows, cols, pitch, 2 * pitch, rows * pitch, 0}, kSubbands * rows * pitch, 0, 4, 0);
   }
-  // Zeros in the place of a row past the first or the last one, as wide as a strip reads.
-  constexpr int zeros(int kernel_size, int element, int strip) {
-    return take((std::max(2 * strip * element, strip * 4) + (kernel_size - 1) * 4) * group);
+  // Zeros in the place of a row past the first or the last one, as wide as a strip reads: of
+  // pixels, or of coefficients `step` columns apart.
+  constexpr int zeros(int kernel_size, int element, int strip, int step = 1) {
+    return take((std::max(2 * strip * element, step * strip * 4) + step * (kernel_size - 1) * 4) *
+                group);
   }
   // Returns the offset of `size` bytes.
   constexpr int take(int size) {
@@ -85,38 +90,51 @@ struct GroupAllocator {
   constexpr GroupBands add(GroupBands result, int elements, int zeros, int element, int strip) {
     const int around = (zeros + strip) * group;
     result.inverse = 65536 / result.cols + 1;
+    result.inverse_rows = 65536 / result.rows + 1;
     result.offset = take((elements + around) * element) + zeros * group * element;
     return result;
   }
 };
 
-// The forward kernel. Levels from 2 on keep what they filtered; level 1 goes from registers to y.
+// The forward kernel, in float32. Level 1 takes the place of the pixels, each coefficient that of a
+// pixel of its 2 x 2, and goes from registers to y; levels from 2 on keep what they filtered. The
+// smallest planes share the taps: two of them, one after the other, each with its own `threads`.
 struct GroupForwardMemory {
   GroupBands pixels, level[kMaxLaunchLevels + 1], filtered[kMaxLaunchLevels + 1];
-  int zeros, taps, bytes, threads;
+  int zeros, plane_bytes, planes, taps, bytes, threads, most_blocks;
 
   // Taps of a channel lie group + 1 apart, so that neighbouring taps may be written at once.
   static constexpr int tap_pitch(int group) { return group + 1; }
 
-  GroupForwardMemory(int height, int width, int kernel_size, int levels, int element, int group) {
+  GroupForwardMemory(int height, int width, int kernel_size, int levels, int group) {
     const int radius = kernel_size / 2, strip = strip_of(group);
     GroupAllocator memory{group, 0};
-    pixels = memory.pixels(height, width, radius, element, 2 * strip);
-    for (int l = 1; l <= levels; ++l) {
+    // Zeros are what odd sizes are padded with.
+    pixels = memory.pixels(round_up(height, 2), round_up(width, 2), 2 * radius, 4, 2 * strip);
+    level[1] = pixels;
+    level[1].rows /= 2, level[1].cols /= 2, level[1].pitch = pixels.pair;
+    for (int l = 2; l <= levels; ++l) {
       const int rows = (height + (1 << l) - 1) >> l, cols = (width + (1 << l) - 1) >> l;
-      level[l] = memory.bands(rows, cols, radius, strip, true);
-      if (l > 1) filtered[l] = memory.filtered(rows, cols);
+      // A warp of small groups filters two rows of each band.
+      level[l] = memory.bands(rows, cols, radius, coarse_strip_of(group), kSubbands * group < 32);
+      filtered[l] = memory.filtered(rows, cols);
     }
-    zeros = memory.zeros(kernel_size, element, strip);
+    zeros = memory.zeros(kernel_size, 4, strip, 2);
+    plane_bytes = memory.bytes;
     const int taps_and_bias = slot_count(levels) * kernel_size * kernel_size + 1;
-    taps = memory.take(taps_and_bias * tap_pitch(group) * 4);
-    bytes = memory.bytes;
+    const int tap_bytes = round_up(taps_and_bias * tap_pitch(group) * 4, 16);
     // Whole warps, and as many slots for each of four bands.
     threads = round_up(level[1].strips(strip) * group, std::max(32, kSubbands * group));
+    planes = group == 32 && blocks_of(2 * plane_bytes + tap_bytes, 3) == 3 ? 2 : 1;
+    taps = planes * plane_bytes;
+    bytes = taps + tap_bytes;
+    most_blocks = std::max(1, group_threads(group) / (planes * threads));
   }
-  int blocks() const {
-    return std::max(1, std::min(kGroupThreads / threads, blocks_of(bytes, kGroupThreads)));
+  // Of a band of level 1, the element of its first coefficient.
+  WTCONV_HOST_DEVICE constexpr int first_of(int band, int group) const {
+    return band % 2 * pixels.pitch + band / 2 * group;
   }
+  int blocks() const { return std::max(1, blocks_of(bytes, most_blocks)); }
 };
 
 // The weight-gradient kernel: level 1 of both operands, grad_output with the halo.

@@ -110,8 +110,10 @@ __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
     const int item = split + n * p.splits;
     if (item >= p.batch) return;
     const auto copy = [&](const View& v, int bytes, const GroupBands& to) {
-      fill_group<kGroup>(static_cast<const T*>(v.data) + item * v.stride_b + first * v.stride_c, v,
-                         bytes, channels, to, reinterpret_cast<T*>(shared + to.offset));
+      fill_group<kGroup>({int(threadIdx.x), int(blockDim.x)},
+                         static_cast<const T*>(v.data) + item * v.stride_b + first * v.stride_c, v,
+                         bytes, channels, p.height, p.width, to,
+                         reinterpret_cast<T*>(shared + to.offset));
     };
     copy(p.grad_output, p.grad_bytes, memory.grad.pixels);
     copy(p.input, p.input_bytes, memory.input.pixels);
@@ -120,7 +122,7 @@ __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
     return Pixels<T, kGroup>(operand.pixels, 0, shared, memory.zeros, channel);
   };
   const auto level = [&](const GroupGradMemory::Operand& operand, int band) {
-    return Band<kGroup>(operand.level1, band, shared, memory.zeros, channel);
+    return Band<kGroup>(operand.level1, band * operand.level1.band, shared, memory.zeros, channel);
   };
   float base[K * K] = {}, band[K * K] = {}, bias = 0;
   // Level 1 of a strip; its low-pass band to memory.
