@@ -106,8 +106,9 @@ struct GroupForwardMemory {
   GroupBands pixels, level[kMaxLaunchLevels + 1], filtered[kMaxLaunchLevels + 1];
   int zeros, plane_bytes, planes, taps, bytes, threads, most_blocks;
 
-  // Taps of a channel lie group + 1 apart, so that neighbouring taps may be written at once.
-  static constexpr int tap_pitch(int group) { return group + 1; }
+  // Taps of a channel lie group + 1 apart, so that neighbouring taps may be written at once; those
+  // of the smallest group dense, which leaves room for two blocks of 56 x 56 with 7 x 7 taps.
+  static constexpr int tap_pitch(int group) { return group > 4 ? group + 1 : group; }
 
   GroupForwardMemory(int height, int width, int kernel_size, int levels, int group) {
     const int radius = kernel_size / 2, strip = strip_of(group);
