@@ -69,10 +69,11 @@ const char* run_weight_grad(DType dtype, int levels, std::vector<T>& x, std::vec
                                   : launch_mma_weight_grad(p, dtype, nullptr);
 }
 
-// Planes of a group of four channels.
-template <class T>
-const char* run_group(DType dtype, std::vector<T>& x, std::vector<T>& y) {
-  constexpr int kItems = 2, kGroup = 4, kSide = 33, kLevels = 4;
+// Planes of a group of channels, more than one to each block.
+template <int kGroup, int kSide, int kItems, class T>
+const char* run_group(DType dtype, T) {
+  constexpr int kLevels = 4;
+  std::vector<T> x(kItems * kGroup * kSide * kSide), y(x.size());
   const std::vector<float> taps(4 * kGroup * 25, 0.25f);
   PatchLaunch p{};
   p.params.dtype = DType::kFloat32;
@@ -81,7 +82,7 @@ const char* run_group(DType dtype, std::vector<T>& x, std::vector<T>& y) {
   p.output = {y.data(), kGroup * kSide * kSide, 1, kGroup * kSide, kGroup};
   p.batch = kItems, p.channels = kGroup, p.height = p.width = kSide;
   p.kernel_size = 5, p.levels = kLevels, p.tiles = kItems;
-  p.cells = 1, p.group = kGroup, p.input_bytes = 4 * int(sizeof(T));
+  p.cells = 1, p.group = kGroup, p.input_bytes = p.output_bytes = 4 * int(sizeof(T));
   if (const char* error = launch_group_forward(p, dtype, 1, nullptr)) return error;
 
   std::vector<float> partials(kGroup * 2 * (5 * 25 + 1));
@@ -125,8 +126,10 @@ int main(int count, char**) {
     if (!error) error = run_lowpass_planes(a);
     for (int levels = 1; levels <= 2 && !error; ++levels)
       error = run_weight_grad(DType::kFloat16, levels, x, y);
-    if (!error) error = run_group(DType::kFloat32, a, b);
-    if (!error) error = run_group(DType::kFloat16, x, y);
+    if (!error) error = run_group<4, 33, 5>(DType::kFloat32, float());
+    if (!error) error = run_group<4, 33, 5>(DType::kFloat16, __half());
+    if (!error) error = run_group<32, 5, 10>(DType::kFloat32, float());
+    if (!error) error = run_group<32, 5, 10>(DType::kFloat16, __half());
   }
   if (error) std::puts(error);
   return error ? 1 : 0;

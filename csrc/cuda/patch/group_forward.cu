@@ -163,11 +163,16 @@ __device__ __forceinline__ void filter_coarse(Team team, const GroupForwardMemor
 #pragma unroll 1
     for (; n < raw.strips(kCols); n += slots / kSubbands, y += slots / kSubbands) {
       while (y >= raw.rows) y -= raw.rows, x += kCols;
-      float sum[kCols] = {};
-      convolve_small<K, kPitch>(in, y, x, band_taps, sum);
+      float sum[1][kCols] = {};
+      // Larger planes have most rows that a strip meets.
+      if constexpr (kGroup <= 8) {
+        convolve_strip<K, kPitch>(in, y, x, band_taps, sum);
+      } else {
+        convolve_small<K, kPitch>(in, y, x, band_taps, sum[0]);
+      }
 #pragma unroll
       for (int u = 0; u < kCols; ++u) {
-        if (x + u < to.cols) out[y * to.pitch + (x + u) * kGroup] = sum[u];
+        if (x + u < to.cols) out[y * to.pitch + (x + u) * kGroup] = sum[0][u];
       }
     }
     n -= raw.strips(kCols);
@@ -253,15 +258,17 @@ template <class T, int kCols>
 __device__ __forceinline__ void store_channels(const PatchLaunch& p, T* out, bool wanted, int rows,
                                                int cols, const float (&sum)[2][kCols]) {
   const int lane = threadIdx.x % 4;
+  T* at = out + lane * p.output.stride_x;
+  const int64_t next_row = p.output.stride_y - kCols * p.output.stride_x;
 #pragma unroll
-  for (int n = 0; n < 2 * kCols; n += 4) {
+  for (int n = 0; n < 2 * kCols; n += 4, at += 4 * p.output.stride_x) {
     float pixel[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) pixel[i] = sum[(n + i) / kCols][(n + i) % kCols];
     const Vector<T, 4> channels = four_channels<T>(pixel);
     const int row = n + lane < kCols ? 0 : 1, col = n + lane - row * kCols;
-    if (wanted && row < rows && col < cols)
-      store_whole(out + row * p.output.stride_y + col * p.output.stride_x, channels);
+    if (n + 3 >= kCols && n < kCols + 4 && row > 0 && col < 4) at += next_row;
+    if (wanted && row < rows && col < cols) store_whole(at, channels);
   }
 }
 

@@ -40,6 +40,9 @@ struct GroupBands {
   // The same where columns follow each other.
   WTCONV_HOST_DEVICE constexpr int col_of(int n) const { return n * inverse_rows >> 16; }
 
+  // The element of a row of pixels, from the first.
+  WTCONV_HOST_DEVICE constexpr int row(int y) const { return (y >> 1) * pair + (y & 1) * pitch; }
+
   constexpr int strips(int cols_of_strip) const { return rows * ceil_div(cols, cols_of_strip); }
 };
 
@@ -103,8 +106,9 @@ struct GroupForwardMemory {
   GroupBands pixels, level[kMaxLaunchLevels + 1], filtered[kMaxLaunchLevels + 1];
   int zeros, plane_bytes, planes, taps, bytes, threads, most_blocks;
 
-  // Taps of a channel lie group + 1 apart, so that neighbouring taps may be written at once.
-  static constexpr int tap_pitch(int group) { return group + 1; }
+  // Taps of a channel lie group + 1 apart, so that neighbouring taps may be written at once; those
+  // of the smallest group dense, which leaves room for two blocks of 56 x 56 with 7 x 7 taps.
+  static constexpr int tap_pitch(int group) { return group > 4 ? group + 1 : group; }
 
   GroupForwardMemory(int height, int width, int kernel_size, int levels, int group) {
     const int radius = kernel_size / 2, strip = strip_of(group);
