@@ -176,7 +176,8 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
 
 // Of a block: the multiprocessors do not keep pace, and what is left at the end goes to those that
 // are free (8x128x512x512 on an H200, K = 5, L = 1: 0.92 against 0.98 ms in one round of 52 tiles).
-constexpr int kMostTiles = 10;
+template <int L>
+constexpr int kMostTiles = L < 3 ? 10 : 20;
 
 template <int K, int L>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
@@ -184,7 +185,7 @@ const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t strea
   const auto kernel = &patch_forward_kernel<K, L>;
   ForwardLaunch launch{};
   launch.patches = p;
-  share_tiles(launch.patches, M::kBlocks * multiprocessors, kMostTiles);
+  share_tiles(launch.patches, M::kBlocks * multiprocessors, kMostTiles<L>);
   launch.loads_boxes =
       has_bulk_copies(kernel) &&
       describe_boxes(launch.input, p.input, 4, p.batch, p.channels, p.height, p.width, M::W::box());
