@@ -170,39 +170,6 @@ __device__ __forceinline__ void convolve_small(const In& in, int y, int x, const
   }
 }
 
-// Of two values of 4 bytes, the lanes without `bit` keep `low` and get that of their partner as
-// `high`; the others keep `high` and get that of their partner as `low`.
-template <class V>
-__device__ __forceinline__ void trade(V& low, V& high, int bit) {
-  static_assert(sizeof(V) == 4);
-  const bool upper = threadIdx.x & bit;
-  uint32_t first, second;
-  memcpy(&first, &low, 4), memcpy(&second, &high, 4);
-  const uint32_t other = __shfl_xor_sync(~0u, upper ? first : second, bit);
-  first = upper ? other : first, second = upper ? second : other;
-  memcpy(&low, &first, 4), memcpy(&high, &second, 4);
-}
-
-// Of four pixels, each lane's own channel of them, to four channels of a pixel: lane 4 n + q gets
-// those of pixel q.
-template <class T>
-__device__ __forceinline__ Vector<T, 4> four_channels(const float (&pixel)[4]) {
-  if constexpr (sizeof(T) == 4) {
-    float v[4] = {pixel[0], pixel[1], pixel[2], pixel[3]};
-    trade(v[0], v[1], 1), trade(v[2], v[3], 1);
-    trade(v[0], v[2], 2), trade(v[1], v[3], 2);
-    return {{v[0], v[1], v[2], v[3]}};
-  } else {
-    using Pair = Vector<T, 2>;
-    Pair even{{narrow<T>(pixel[0]), narrow<T>(pixel[2])}};
-    Pair odd{{narrow<T>(pixel[1]), narrow<T>(pixel[3])}};
-    trade(even, odd, 1);
-    Pair first{{even.lane[0], odd.lane[0]}}, second{{even.lane[1], odd.lane[1]}};
-    trade(first, second, 2);
-    return {{first.lane[0], first.lane[1], second.lane[0], second.lane[1]}};
-  }
-}
-
 // kCols coefficients from (y, x) on of the four bands at `to`; use(u, LL) of each.
 template <int kCols, class In, class Use>
 __device__ __forceinline__ void analyse_strip(const In& finer, const GroupBands& to, int y, int x,

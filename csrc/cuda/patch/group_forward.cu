@@ -11,10 +11,14 @@
 //   -> the next window's copy starts, the strip is stored
 //
 // So a plane of 56 x 56 takes less than half of a multiprocessor, and another block computes while
-// one waits for its window. A plane takes its own size and no more; rows past its ends are read
-// from a row of zeros. x is read once and y written once.
+// one waits for its window. Of the smallest planes, a block takes two at a time, which share its
+// taps.
+//
+// A plane takes its own size and no more; rows past its ends are read from a row of zeros. x is
+// read once and y written once.
 #include "../launch.cuh"
 #include "group.cuh"
+#include "group_store.cuh"
 
 namespace wtconv::cuda {
 namespace {
@@ -252,42 +256,6 @@ __device__ __forceinline__ void add_band(const GroupForwardMemory& memory, int b
   }
 }
 
-// The pixels of a strip that lie within `rows` x `cols`: four channels of each at once, in pieces
-// that lanes exchange; `out` is the first pixel of the first of them, `wanted` whether they exist.
-template <class T, int kCols>
-__device__ __forceinline__ void store_channels(const PatchLaunch& p, T* out, bool wanted, int rows,
-                                               int cols, const float (&sum)[2][kCols]) {
-  const int lane = threadIdx.x % 4;
-  T* at = out + lane * p.output.stride_x;
-  const int64_t next_row = p.output.stride_y - kCols * p.output.stride_x;
-#pragma unroll
-  for (int n = 0; n < 2 * kCols; n += 4, at += 4 * p.output.stride_x) {
-    float pixel[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) pixel[i] = sum[(n + i) / kCols][(n + i) % kCols];
-    const Vector<T, 4> channels = four_channels<T>(pixel);
-    const int row = n + lane < kCols ? 0 : 1, col = n + lane - row * kCols;
-    if (n + 3 >= kCols && n < kCols + 4 && row > 0 && col < 4) at += next_row;
-    if (wanted && row < rows && col < cols) store_whole(at, channels);
-  }
-}
-
-// The same, element by element, of one channel.
-template <class T, int kCols>
-__device__ __forceinline__ void store_strip(const PatchLaunch& p, T* out, int rows, int cols,
-                                            const float (&sum)[2][kCols]) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (r >= rows) break;
-    T* at = out + r * p.output.stride_y;
-#pragma unroll
-    for (int u = 0; u < kCols; ++u) {
-      if (u < cols) *at = narrow<T>(sum[r][u]);
-      at += p.output.stride_x;
-    }
-  }
-}
-
 template <class T, int K, int kGroup>
 __global__ void __launch_bounds__(group_threads(kGroup))
     group_forward_kernel(const __grid_constant__ GroupLaunch launch) {
@@ -370,9 +338,9 @@ __global__ void __launch_bounds__(group_threads(kGroup))
     const int rows = p.height - 2 * y, cols = p.width - 2 * x;
     const bool wanted = mine && channel < channels && item < p.batch;
     if (p.output_bytes >= 4 * int(sizeof(T))) {
-      store_channels(p, out + channel / 4 * 4, wanted, rows, cols, sum);
+      store_channels(p.output, out + channel / 4 * 4, wanted, rows, cols, sum);
     } else if (wanted) {
-      store_strip(p, out + channel * p.output.stride_c, rows, cols, sum);
+      store_strip(p.output, out + channel * p.output.stride_c, rows, cols, sum);
     }
   }
 }
