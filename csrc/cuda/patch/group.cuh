@@ -61,40 +61,39 @@ __device__ __forceinline__ void fill_pieces(Team team, const T* plane, const Vie
   // Loads under way together.
   constexpr int kBatch = kAsync ? 1 : kBytes == 16 ? 4 : 8, kStored = kElements < 4 ? kElements : 4;
   const int channel = team.thread % kPieces * kElements;
-  // Slots take a row, or some; a slot keeps its column.
-  const int slots = team.threads / kPieces, slot = team.thread / kPieces;
-  const int first = to.row_of(slot), deep = max(1, to.row_of(slots)), wide = min(slots, to.cols);
-  if (channel >= channels || first >= deep) return;
-  const int64_t step = deep * view.stride_y;
-#pragma unroll 1
-  for (int col = slot - first * to.cols; col < to.cols; col += wide) {
-    const T* source = plane + channel * view.stride_c + first * view.stride_y + col * view.stride_x;
-    S* target = pixels + channel + col * kGroup;
-    const int last = col < width ? height : 0;
-#pragma unroll 1
-    for (int row = first; row < to.rows; row += kBatch * deep) {
-      Vector<T, kElements> piece[kBatch];
+  if (channel >= channels) return;
+  const int step = team.threads / kPieces, first = team.thread / kPieces;
+  const int step_rows = to.row_of(step), step_cols = step - step_rows * to.cols;
+  int row = to.row_of(first), col = first - row * to.cols;
+  const T* from = plane + channel * view.stride_c;
+  pixels += channel;
+  while (row < to.rows) {
+    Vector<T, kElements> piece[kBatch];
+    int target[kBatch];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i, source += step) {
-        const int y = row + i * deep;
-        if constexpr (kAsync) {
-          copy_async<kBytes>(target + to.row(y), source, y < last);
-        } else {
-          piece[i] = {};
-          if (y < last) piece[i] = *reinterpret_cast<const Vector<T, kElements>*>(source);
-        }
+    for (int i = 0; i < kBatch; ++i) {
+      const bool inside = row < height && col < width;
+      const T* source = from + row * view.stride_y + col * view.stride_x;
+      target[i] = row < to.rows ? (row >> 1) * to.pair + (row & 1) * to.pitch + col * kGroup : -1;
+      if constexpr (kAsync) {
+        copy_async<kBytes>(pixels + target[i], source, inside);
+      } else {
+        piece[i] = {};
+        if (inside) piece[i] = *reinterpret_cast<const Vector<T, kElements>*>(source);
       }
-      if constexpr (kAsync) continue;
+      col += step_cols, row += step_rows;
+      if (col >= to.cols) col -= to.cols, ++row;
+    }
+    if constexpr (!kAsync) {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const int y = row + i * deep;
-        if (y >= to.rows) break;
+        if (target[i] < 0) break;
 #pragma unroll
         for (int e = 0; e < kElements; e += kStored) {
           Vector<S, kStored> values;
 #pragma unroll
           for (int j = 0; j < kStored; ++j) values.lane[j] = widen<S>(piece[i].lane[e + j]);
-          *reinterpret_cast<Vector<S, kStored>*>(target + to.row(y) + e) = values;
+          *reinterpret_cast<Vector<S, kStored>*>(pixels + target[i] + e) = values;
         }
       }
     }
@@ -116,6 +115,20 @@ __device__ __forceinline__ void fill_group(Team team, const T* plane, const View
   if (bytes >= 8) return fill(std::integral_constant<int, 8>());
   if (kElement == 4 || bytes == 4) return fill(std::integral_constant<int, 4>());
   if constexpr (kElement == 2) fill(std::integral_constant<int, 2>());
+}
+
+// Brings a plane of height x width to L2, where a fill by way of registers finds it.
+template <class T>
+__device__ __forceinline__ void prefetch_group(Team team, const T* plane, const View& view,
+                                               int height, int width) {
+  constexpr int kAcross = 32;
+  const int first = team.thread / kAcross, step = team.threads / kAcross;
+#pragma unroll 1
+  for (int col = team.thread % kAcross; col < width; col += kAcross) {
+#pragma unroll 1
+    for (int row = first; row < height; row += step)
+      prefetch(plane + row * view.stride_y + col * view.stride_x);
+  }
 }
 
 // N values, kStep elements apart: of a row, or the taps of a row of the kernel.

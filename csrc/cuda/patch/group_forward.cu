@@ -167,16 +167,11 @@ __device__ __forceinline__ void filter_coarse(Team team, const GroupForwardMemor
 #pragma unroll 1
     for (; n < raw.strips(kCols); n += slots / kSubbands, y += slots / kSubbands) {
       while (y >= raw.rows) y -= raw.rows, x += kCols;
-      float sum[1][kCols] = {};
-      // Larger planes have most rows that a strip meets.
-      if constexpr (kGroup <= 8) {
-        convolve_strip<K, kPitch>(in, y, x, band_taps, sum);
-      } else {
-        convolve_small<K, kPitch>(in, y, x, band_taps, sum[0]);
-      }
+      float sum[kCols] = {};
+      convolve_small<K, kPitch>(in, y, x, band_taps, sum);
 #pragma unroll
       for (int u = 0; u < kCols; ++u) {
-        if (x + u < to.cols) out[y * to.pitch + (x + u) * kGroup] = sum[0][u];
+        if (x + u < to.cols) out[y * to.pitch + (x + u) * kGroup] = sum[u];
       }
     }
     n -= raw.strips(kCols);
@@ -311,6 +306,8 @@ __global__ void __launch_bounds__(group_threads(kGroup))
       analyse_in_place<kGroup, kCols>(pixels + y * level1.pitch + 2 * x * kGroup + channel,
                                       memory.pixels.pitch, level1.cols - x);
     }
+    if (item + splits < p.batch)
+      prefetch_group(team, input + (item + splits) * p.input.stride_b, p.input, p.height, p.width);
     __syncthreads();
     // The coarse levels leave most threads idle: the bands of level 1 fill their time, the low-pass
     // band last.

@@ -40,9 +40,6 @@ struct GroupBands {
   // The same where columns follow each other.
   WTCONV_HOST_DEVICE constexpr int col_of(int n) const { return n * inverse_rows >> 16; }
 
-  // The element of a row of pixels, from the first.
-  WTCONV_HOST_DEVICE constexpr int row(int y) const { return (y >> 1) * pair + (y & 1) * pitch; }
-
   constexpr int strips(int cols_of_strip) const { return rows * ceil_div(cols, cols_of_strip); }
 };
 

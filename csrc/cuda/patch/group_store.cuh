@@ -47,17 +47,15 @@ template <class T, int kCols>
 __device__ __forceinline__ void store_channels(const View& view, T* out, bool wanted, int rows,
                                                int cols, const float (&sum)[2][kCols]) {
   const int lane = threadIdx.x % 4;
-  T* at = out + lane * view.stride_x;
-  const int64_t next_row = view.stride_y - kCols * view.stride_x;
 #pragma unroll
-  for (int n = 0; n < 2 * kCols; n += 4, at += 4 * view.stride_x) {
+  for (int n = 0; n < 2 * kCols; n += 4) {
     float pixel[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) pixel[i] = sum[(n + i) / kCols][(n + i) % kCols];
     const Vector<T, 4> channels = four_channels<T>(pixel);
     const int row = n + lane < kCols ? 0 : 1, col = n + lane - row * kCols;
-    if (n + 3 >= kCols && n < kCols + 4 && row > 0 && col < 4) at += next_row;
-    if (wanted && row < rows && col < cols) store_whole(at, channels);
+    if (wanted && row < rows && col < cols)
+      store_whole(out + row * view.stride_y + col * view.stride_x, channels);
   }
 }
 
