@@ -52,11 +52,6 @@ __device__ __forceinline__ V load_once(const void* global) {
   return {{v.x, v.y, v.z, v.w}};
 }
 
-// Brings the line of an address to L2.
-__device__ __forceinline__ void prefetch(const void* global) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(global)));
-}
-
 // Stores 4, 8 or 16 bytes at once. The compiler may split a plain store of as many, where stores of
 // single elements stand beside it, and then each instruction of a warp writes parts of all sectors.
 template <class V>

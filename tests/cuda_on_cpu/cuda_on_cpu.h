@@ -180,8 +180,6 @@ V load_once(const void* global) {
   return *static_cast<const V*>(global);
 }
 
-inline void prefetch(const void*) {}
-
 template <class V>
 void store_whole(void* global, const V& value) {
   static_assert(sizeof(V) == 4 || sizeof(V) == 8 || sizeof(V) == 16);

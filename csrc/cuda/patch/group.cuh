@@ -117,20 +117,6 @@ __device__ __forceinline__ void fill_group(Team team, const T* plane, const View
   if constexpr (kElement == 2) fill(std::integral_constant<int, 2>());
 }
 
-// Brings a plane of height x width to L2, where a fill by way of registers finds it.
-template <class T>
-__device__ __forceinline__ void prefetch_group(Team team, const T* plane, const View& view,
-                                               int height, int width) {
-  constexpr int kAcross = 32;
-  const int first = team.thread / kAcross, step = team.threads / kAcross;
-#pragma unroll 1
-  for (int col = team.thread % kAcross; col < width; col += kAcross) {
-#pragma unroll 1
-    for (int row = first; row < height; row += step)
-      prefetch(plane + row * view.stride_y + col * view.stride_x);
-  }
-}
-
 // N values, kStep elements apart: of a row, or the taps of a row of the kernel.
 template <int kStep, class T, int N>
 __device__ __forceinline__ void load_values(const T* row, float (&value)[N]) {

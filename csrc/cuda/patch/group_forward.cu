@@ -306,8 +306,6 @@ __global__ void __launch_bounds__(group_threads(kGroup))
       analyse_in_place<kGroup, kCols>(pixels + y * level1.pitch + 2 * x * kGroup + channel,
                                       memory.pixels.pitch, level1.cols - x);
     }
-    if (item + splits < p.batch)
-      prefetch_group(team, input + (item + splits) * p.input.stride_b, p.input, p.height, p.width);
     __syncthreads();
     // The coarse levels leave most threads idle: the bands of level 1 fill their time, the low-pass
     // band last.

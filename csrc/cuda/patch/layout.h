@@ -76,6 +76,7 @@ struct Window {
     const int written = band > 0 ? 0 : lead(level) - first_col(level) + formed_cols(level);
     const int most = round_up(gaps + (read > written ? read : written), 4);
     // Four threads of a row and the four of the row two below touch different banks.
+    if (level == 2 && !kPlanes) return round_up(most - 8, 16) + 8;
     return level > 1 && most % 16 == 4 ? most + 4 : most;
   }
   static constexpr int size(int level, int band) { return rows(level, band) * pitch(level, band); }
