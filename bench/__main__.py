@@ -22,7 +22,15 @@ from bench.cuda_timing import ColdTimer, copy_speed, tf32
 from bench.environment import checkout_commit, gpu_line
 from bench.model_table import print_model
 from bench.run import NumbersDifferError, Settings, print_tables, run
-from bench.shapes import QUICK_SHAPES, QUICK_SWEEPS, SHAPES, SWEEPS, NoSuchShapeError, only
+from bench.shapes import (
+    QUICK_SHAPES,
+    QUICK_SWEEPS,
+    SHAPES,
+    SWEEPS,
+    NoSuchShapeError,
+    only,
+    only_levels,
+)
 from bench.timing import threads
 from wtconv_ops.demo.timing import processor_name
 
@@ -106,6 +114,8 @@ def _run_on_gpu(options: argparse.Namespace) -> int:
     groups = tuple(group for name in options.sweep for group in sweeps[name])
     if options.shape is not None:
         groups = only(groups, options.shape)
+    if options.levels is not None:
+        groups = only_levels(groups, options.levels)
     settings = CudaSettings(
         groups=groups,
         dtypes=tuple(options.dtype),
@@ -113,6 +123,7 @@ def _run_on_gpu(options: argparse.Namespace) -> int:
         rounds=2 if options.quick else options.rounds,
         compiled=options.compiled,
         methods=None if options.method is None else tuple(dict.fromkeys(options.method)),
+        kernel_size=options.kernel_size,
     )
     _require_kernels("cuda", "--device cuda", settings.kernel_size)
     if options.upstream is not None:

@@ -77,6 +77,9 @@ def _add_run(command: argparse.ArgumentParser) -> None:
         type=_size,
         metavar="SHAPE",
     )
+    text = "of the sweeps, only these numbers of levels (default: all)"
+    _add(cuda, "--levels", text, nargs="+", type=_positive)
+    _add(cuda, "--kernel-size", "of the filters", 5, type=_positive, metavar="K")
     _add(
         cuda,
         "--method",

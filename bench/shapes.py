@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,19 @@ class Group:
 
 class NoSuchShapeError(ValueError):
     """A shape that was asked for is in none of the sweeps."""
+
+
+def only_levels(groups: Sequence[Group], levels: Collection[int]) -> tuple[Group, ...]:
+    """The groups with these numbers of levels alone.
+
+    Raises:
+        NoSuchShapeError: no group has any of them.
+    """
+    chosen = (replace(g, levels=tuple(n for n in g.levels if n in levels)) for g in groups)
+    left = tuple(group for group in chosen if group.levels)
+    if not left:
+        raise NoSuchShapeError(f"--levels: no shape has {' or '.join(map(str, levels))}")
+    return left
 
 
 def only(groups: Sequence[Group], sizes: Iterable[Size]) -> tuple[Group, ...]:

@@ -30,7 +30,7 @@ from bench.cuda_report import csv_sink, print_means, print_memory, print_tables,
 from bench.cuda_run import DTYPES, CudaSettings, Messages, Row, run
 from bench.cuda_timing import Call, Sampler
 from bench.providers import DEPTHWISE, OURS, REFERENCE
-from bench.shapes import QUICK_SWEEPS, SWEEPS, Group, NoSuchShapeError, Size, only
+from bench.shapes import QUICK_SWEEPS, SWEEPS, Group, NoSuchShapeError, Size, only, only_levels
 from wtconv_ops.functional import wtconv2d
 
 
@@ -365,6 +365,15 @@ def test_gpu_command_writes_tables_csv_and_the_commit_of_upstream(
     first = path.read_text().splitlines()[0]
     assert first.startswith("# card, cuDNN ")
     assert "; upstream at commit 4a84da2; k = 5; " in first
+
+
+def test_levels_chosen_of_a_sweep() -> None:
+    groups = only_levels(SWEEPS["paper"], [5, 3])
+    assert [g.label for g in groups] == [g.label for g in SWEEPS["paper"]]
+    assert {g.levels for g in groups} == {(3, 5)}
+    assert [g.label for g in only_levels(SWEEPS["stages"], [4])] == ["64x192x28x28"]
+    with pytest.raises(NoSuchShapeError, match="no shape has 7"):
+        only_levels(SWEEPS["paper"], [7])
 
 
 def test_shape_picks_groups_of_the_sweeps() -> None:
