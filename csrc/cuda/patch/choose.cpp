@@ -16,8 +16,7 @@ int with_element(int bytes, F f) {
 // A channels_last plane of a group of channels, unless more than half of them would be missing: a
 // kernel of one channel takes a sector of 32 bytes for each element (batch 64 on an H100, 96x56x56
 // float16 L=5: 0.27 against 0.47 ms, 768x7x7 L=2: 0.047 against 0.083 ms).
-PatchChoice choose_group(const Problem& p) {
-  const int group = group_of(std::max(p.height, p.width));
+PatchChoice choose_group(const Problem& p, int group) {
   const bool can = is_among(PlaneKernelSizes(), p.kernel_size) && p.levels < kMaxLaunchLevels &&
                    round_up(p.channels, group) <= 2 * p.channels;
   return can ? PatchChoice{p.levels, 1, group} : PatchChoice{};
@@ -54,8 +53,10 @@ PatchChoice choose(const Problem& p, const Device& device, int slots, Bytes byte
                      (longest > kPatchTile || p.element_bytes == 2);
   if (!large && longest > kPatchTile) return {};
   if (p.channels_last) {
-    const PatchChoice choice = choose_group(p);
-    if (choice.levels > 0 && bytes_of(choice) <= device.shared_per_block) return choice;
+    for (const int group : {largest_group_of(longest), group_of(longest)}) {
+      const PatchChoice choice = choose_group(p, group);
+      if (choice.levels > 0 && bytes_of(choice) <= device.shared_per_block) return choice;
+    }
   }
   if (!large) return choose_planes(p, device, slots);
   // Three levels on chip where they are all: the halo of the third costs less than a pass over x
