@@ -172,10 +172,12 @@ def _traffic(options: argparse.Namespace) -> int:
     path = traffic.find_ncu()
     _require_kernels("cuda", "traffic", settings.kernel_size)
     line = traffic.header(settings, path)
-    with _progress(lines=True) as progress:
-        rows = traffic.run(settings, lambda target: ncu.profile(path, target), progress)
     console = _console(120)
-    traffic.print_traffic(rows, console)
+    rows: list[traffic.TrafficRow] = []
+    with _progress(lines=True) as progress:
+        for measured in traffic.run(settings, lambda target: ncu.profile(path, target), progress):
+            traffic.print_traffic(measured, console)
+            rows += measured
     console.print(line, highlight=False)
     _save(rows, options, line)
     return 0

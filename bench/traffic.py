@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -76,8 +76,8 @@ def find_ncu() -> str:
 
 def run(
     settings: TrafficSettings, profile: Profile, progress: Callable[[str], None]
-) -> list[TrafficRow]:
-    """Profile every case, each direction in a process of its own.
+) -> Iterator[list[TrafficRow]]:
+    """Profile input by input, each direction in a process of its own.
 
     Args:
         settings: what to profile.
@@ -87,14 +87,15 @@ def run(
     Raises:
         bench.ncu.NcuError: the profiler failed.
     """
-    rows: list[TrafficRow] = []
-    cases = product(settings.sizes, settings.levels, settings.dtypes, settings.layouts, DIRECTIONS)
-    for size, levels, dtype, layout, direction in cases:
-        case = Case(size, settings.kernel_size, levels, dtype, layout, direction)
-        progress(f"{size} L{levels} {dtype} {layout} {direction}")
-        target = [sys.executable, "-m", "bench.traffic_target", *case.arguments()]
-        rows += rows_of(case, profile(target))
-    return rows
+    inputs = product(settings.sizes, settings.levels, settings.dtypes, settings.layouts)
+    for size, levels, dtype, layout in inputs:
+        rows: list[TrafficRow] = []
+        for direction in DIRECTIONS:
+            case = Case(size, settings.kernel_size, levels, dtype, layout, direction)
+            progress(f"{size} L{levels} {dtype} {layout} {direction}")
+            target = [sys.executable, "-m", "bench.traffic_target", *case.arguments()]
+            rows += rows_of(case, profile(target))
+        yield rows
 
 
 def rows_of(case: Case, kernels: Sequence[ncu.KernelTraffic]) -> list[TrafficRow]:

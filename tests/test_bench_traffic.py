@@ -193,7 +193,11 @@ def test_run_profiles_every_case_and_writes_tables_and_csv(tmp_path: Path) -> No
         (CASE.size,), (1, 5), ("float32", "bfloat16"), ("nchw", "channels_last")
     )
     said: list[str] = []
-    rows = traffic.run(settings, profile, said.append)
+    inputs = list(traffic.run(settings, profile, said.append))
+    assert [len({(r.shape, r.levels, r.dtype, r.layout) for r in rows}) for rows in inputs] == [
+        1
+    ] * 8
+    rows = [row for rows in inputs for row in rows]
     assert len(targets) == len(said) == 2 * 2 * 2 * len(DIRECTIONS)
     assert len({tuple(target) for target in targets}) == len(targets)
     assert all(target[1:3] == ["-m", "bench.traffic_target"] for target in targets)

@@ -104,6 +104,8 @@ GROUPS = [
     Forward((2, 16, 28, 28), 5, 4, F32, 1, 16, True, 8),
     Forward((2, 10, 17, 32), 7, 2, F16, 1, 4, True, 8),
     Forward((1, 8, 31, 18), 3, 3, BF16, 1, 16, True, 8, half_parameters=True),
+    Forward((2, 8, 56, 56), 5, 5, F32, 1, 16, True, 8),
+    Forward((1, 13, 49, 55), 7, 3, F16, 1, 2, True, 8),
     Forward((2, 4, 56, 56), 5, 5, F32, 1, 16, True, 4),
     Forward((1, 6, 33, 50), 3, 6, F16, 1, 4, True, 4),
     Forward((2, 4, 47, 64), 5, 2, F16, 1, 8, True, 4, base=False),
