@@ -84,6 +84,9 @@ def run(
         profile: gives the kernels of a command, as `bench.ncu.profile` does.
         progress: told what comes next.
 
+    Yields:
+        The rows of one input.
+
     Raises:
         bench.ncu.NcuError: the profiler failed.
     """

@@ -9,8 +9,10 @@ from launch_choice import build
 
 # Every window that a kernel is compiled for: what its threads read and write, in stored positions.
 LAYOUTS = r"""
+#include <algorithm>
 #include <cstdio>
 #include <vector>
+#include "patch/group_layout.h"
 #include "patch/mma_layout.h"
 using wtconv::kSubbands;
 using namespace wtconv::cuda;
@@ -169,6 +171,27 @@ void check_gradient() {
   check_box<typename M::WG>(0), check_box<typename M::WX>(M::kInput);
   law(M::kBarrier % 8 == 0 && M::kBarrier + 8 <= M::kBytes, "the barrier is misplaced");
   law(M::kBlocks * (M::kBytes + 1024) <= 228 * 1024 && M::kBlocks > 1, "the blocks do not fit");
+}
+
+// Blocks of the forward kernel on groups of channels: no more threads than it is compiled for.
+static void check_groups() {
+  for (int size = 0; size < 64 * 64; ++size) {
+    const int height = size / 64 + 1, width = size % 64 + 1, longest = std::max(height, width);
+    for (const int group : {group_of(longest), largest_group_of(longest)}) {
+      for (const int kernel_size : {3, 5, 7}) {
+        for (int levels = 1; levels < kMaxLaunchLevels; ++levels) {
+          const GroupForwardMemory m(height, width, kernel_size, levels, group);
+          const auto law = [&](bool holds, const char* what) {
+            expect(holds, what, height, width, levels, kernel_size, group);
+          };
+          law(m.planes * m.threads <= group_threads(group), "a block has too many threads");
+          law(m.threads % 32 == 0, "a team has part of a warp");
+          law(m.bytes > 227 * 1024 || m.blocks() * (m.bytes + 1024) <= 228 * 1024,
+              "the blocks do not fit");
+        }
+      }
+    }
+  }
 }
 
 template <int kElement>
@@ -344,6 +367,7 @@ void check_products() {
 }
 
 int main() {
+  check_groups();
   check_patch<4>(), check_patch<2>();
   check_element<4>();
   check_element<2>();

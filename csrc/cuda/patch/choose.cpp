@@ -22,6 +22,14 @@ PatchChoice choose_group(const Problem& p, int group) {
   return can ? PatchChoice{p.levels, 1, group} : PatchChoice{};
 }
 
+int longest_side(const Problem& p) { return std::max(p.height, p.width); }
+
+// Channels of a block of the forward kernel: more, unless more of them would be missing.
+int forward_group_of(const Problem& p) {
+  const int group = group_of(longest_side(p)), larger = largest_group_of(longest_side(p));
+  return round_up(p.channels, larger) == round_up(p.channels, group) ? larger : group;
+}
+
 // Whole planes: as many to a tile as fit it. Tiles that stay nearly empty are worth it where
 // `slots` blocks at once take them all.
 PatchChoice choose_planes(const Problem& p, const Device& device, int slots) {
@@ -39,22 +47,23 @@ PatchChoice choose_planes(const Problem& p, const Device& device, int slots) {
   return can && (pixels * 4 >= computed || p.channels * tiles <= slots) ? choice : PatchChoice{};
 }
 
-// `bytes_of`: shared memory that a block of a choice takes.
+// `group`: channels of a block, where it fits. `bytes_of`: shared memory that a block of a choice
+// takes.
 template <class Bytes>
-PatchChoice choose(const Problem& p, const Device& device, int slots, Bytes bytes_of) {
+PatchChoice choose(const Problem& p, const Device& device, int group, int slots, Bytes bytes_of) {
   constexpr int64_t kMostPixels = int64_t(INT32_MAX) * 1024;  // so that tiles fit an int
   if (p.accumulator_bytes != 4 || !is_among(PatchKernelSizes(), p.kernel_size) ||
       p.batch > INT32_MAX || p.batch * p.channels * p.height * p.width > kMostPixels) {
     return {};
   }
-  const int longest = std::max(p.height, p.width), shortest = std::min(p.height, p.width);
+  const int longest = longest_side(p), shortest = std::min(p.height, p.width);
   // Tensor cores take planes of one tile, too: no other plane would share it.
   const bool large = !p.channels_last && shortest > kPatchTile / 2 &&
                      (longest > kPatchTile || p.element_bytes == 2);
   if (!large && longest > kPatchTile) return {};
   if (p.channels_last) {
-    for (const int group : {largest_group_of(longest), group_of(longest)}) {
-      const PatchChoice choice = choose_group(p, group);
+    for (const int channels : {group, group_of(longest)}) {
+      const PatchChoice choice = choose_group(p, channels);
       if (choice.levels > 0 && bytes_of(choice) <= device.shared_per_block) return choice;
     }
   }
@@ -133,7 +142,8 @@ int patch_tiles(const Problem& p, const PatchChoice& choice) {
 }
 
 PatchChoice choose_patch(const Problem& p, const Device& device) {
-  return choose(p, device, 0, [&](const PatchChoice& choice) { return patch_bytes(p, choice); });
+  return choose(p, device, forward_group_of(p), 0,
+                [&](const PatchChoice& choice) { return patch_bytes(p, choice); });
 }
 
 int choose_lowpass_cells(const Problem& band, int down, int input_element_bytes,
@@ -159,7 +169,8 @@ PatchChoice choose_patch_grad(const Problem& p, const Device& device) {
   const auto bytes_of = [&](const PatchChoice& choice) { return patch_grad_bytes(p, choice); };
   // Nearly empty tiles, where one round takes them all: the tile kernel needs 0.028 ms for 8x64x8x8
   // float32 on an H100, one round of tiles of 8x64x16x16 needs 0.006 ms.
-  PatchChoice choice = choose(one_level, device, device.multiprocessors, bytes_of);
+  PatchChoice choice =
+      choose(one_level, device, group_of(longest_side(p)), device.multiprocessors, bytes_of);
   if (choice.levels == 0) return choice;
   if (choice.cells == 0 && p.element_bytes == 2)
     choice.levels = std::min(p.levels, largest(MmaGradLevels()));

@@ -175,7 +175,8 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
 }
 
 // Of a block: the multiprocessors do not keep pace, and what is left at the end goes to those that
-// are free (8x128x512x512 on an H200, K = 5, L = 1: 0.92 against 0.98 ms in one round of 52 tiles).
+// are free (8x128x512x512 on an H200, K = 5, L = 1: 0.92 against 0.98 ms in one round of 52 tiles;
+// mean over C = 32 to 128 and H = 128 to 512, L = 3: 0.161 ms with 20, 0.162 with 10).
 template <int L>
 constexpr int kMostTiles = L < 3 ? 10 : 20;
 

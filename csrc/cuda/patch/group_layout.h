@@ -8,15 +8,15 @@
 
 namespace wtconv::cuda {
 
-// Channels of a block: pieces of 16 bytes of float32 where a plane fills the multiprocessor, up to
-// whole warps for the smallest ones.
+// Channels of a block: pieces of 16 bytes of float32 of the largest planes, up to whole warps of
+// the smallest ones.
 using Groups = Constants<4, 8, 16, 32>;
 constexpr int group_of(int longest) {
   return longest <= 8 ? 32 : longest <= 14 ? 16 : longest <= 16 ? 32 : longest <= 32 ? 8 : 4;
 }
-// The same where a block takes all of the multiprocessor: each access of a pixel is one of another
-// line of memory, and a larger group has fewer (64x96x56x56, L=5, on an H200: 0.172 ms for 0.213 in
-// float32, 0.197 for 0.228 in float16).
+// The same of the forward kernel, which holds eight channels of 56 x 56: each access of a pixel is
+// one of another line of memory, and a larger group has fewer (64x96x56x56, L=5, on an H200: 0.172
+// ms for 0.213 in float32, 0.197 for 0.228 in float16).
 constexpr int largest_group_of(int longest) {
   return longest > 48 && longest <= 56 ? 8 : group_of(longest);
 }
@@ -24,7 +24,7 @@ constexpr int largest_group_of(int longest) {
 // a row of 28 touch different banks.
 constexpr int strip_of(int group) { return group == 32 ? 4 : 7; }
 constexpr int coarse_strip_of(int group) { return group <= 8 ? 7 : 4; }  // from level 2 on
-// Of a multiprocessor, which leaves a thread 72, 80 or 96 registers: eight channels of 56 x 56,
+// Of a multiprocessor, which leaves a thread 72, 96 or 80 registers: eight channels of 56 x 56,
 // five planes of 14 x 14, six of 8 x 8.
 constexpr int group_threads(int group) { return group <= 8 ? 896 : group == 16 ? 640 : 768; }
 constexpr int grad_threads(int group) { return group <= 8 ? 256 : 128; }
@@ -35,7 +35,8 @@ constexpr int grad_blocks(int kernel_size, int group) {
 
 // One band of a group, or several equal ones: the first channel of position (y, x) is element
 // (y / 2) * pair + (y % 2) * pitch + x * group of it. Zeros end each row, and with them the row
-// below begins.
+// below begins. Level 1 of the forward kernel, in place of pixels, has a row for each pair of
+// theirs and columns two pixels apart.
 struct GroupBands {
   int rows, cols, pitch, pair, band;  // the latter three in elements
   int offset;                         // of the first position, in bytes
@@ -110,7 +111,7 @@ struct GroupForwardMemory {
   int zeros, plane_bytes, planes, taps, bytes, threads, most_blocks;
 
   // Taps of a channel lie group + 1 apart, so that neighbouring taps may be written at once; those
-  // of the smallest group dense, which leaves room for two blocks of 56 x 56 with 7 x 7 taps.
+  // of the smallest group dense, so that two blocks of 56 x 56 have room with 7 x 7 taps, too.
   static constexpr int tap_pitch(int group) { return group > 4 ? group + 1 : group; }
 
   GroupForwardMemory(int height, int width, int kernel_size, int levels, int group) {
@@ -132,7 +133,9 @@ struct GroupForwardMemory {
     const int tap_bytes = round_up(taps_and_bias * tap_pitch(group) * 4, 16);
     // Whole warps, and as many slots for each of four bands.
     threads = round_up(level[1].strips(strip) * group, std::max(32, kSubbands * group));
-    planes = group == 32 && blocks_of(2 * plane_bytes + tap_bytes, 3) == 3 ? 2 : 1;
+    const bool six = 6 * threads <= group_threads(group) &&
+                     blocks_of(2 * plane_bytes + tap_bytes, 3) == 3;  // of a multiprocessor
+    planes = group == 32 && six ? 2 : 1;
     taps = planes * plane_bytes;
     bytes = taps + tap_bytes;
     most_blocks = std::max(1, group_threads(group) / (planes * threads));
