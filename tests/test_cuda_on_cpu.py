@@ -98,6 +98,7 @@ GROUPS = [
     Forward((2, 33, 8, 5), 3, 4, F16, 1, 0, True, 32, rotate=True),
     Forward((1, 36, 1, 1), 7, 3, BF16, 1, 8, True, 32),
     Forward((2, 40, 16, 15), 7, 2, F16, 1, 16, True, 32, half_parameters=True),
+    Forward((3, 32, 15, 10), 3, 1, F32, 1, 16, True, 32),
     Forward((9, 16, 14, 14), 5, 3, F32, 1, 16, True, 16),
     Forward((2, 20, 13, 9), 5, 5, F32, 1, 8, True, 16, rotate=True),
     Forward((3, 16, 14, 11), 3, 1, F16, 1, 16, True, 16),
