@@ -10,9 +10,9 @@
 //   the coarse levels, the filters of all, their sum at level 2, and meanwhile the bands of level 1
 //   -> the next window's copy starts, the strip is stored
 //
-// So smaller planes leave room for another block, which computes while one waits for its window, and
-// eight channels of 56 x 56 fit a multiprocessor. Of the smallest planes, a block takes two at a
-// time, which share its taps.
+// So smaller planes leave room for another block, which computes while one waits for its window,
+// and eight channels of 56 x 56 fit a multiprocessor. Of the smallest planes, a block takes two at
+// a time, which share its taps.
 //
 // A plane takes its own size and no more; rows past its ends are read from a row of zeros. x is
 // read once and y written once.
