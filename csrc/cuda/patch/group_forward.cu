@@ -28,8 +28,8 @@ struct GroupLaunch {
   GroupForwardMemory memory;
 };
 
-// Scaled taps of the group, [slot][tap][tap_pitch], then the biases. The loads of a batch are under
-// way together.
+// Scaled taps of the group, [slot][tap][tap_pitch], then the biases. The loads of a batch, as many
+// as a group's registers leave room for, are under way together.
 template <class S, int K, int kGroup>
 __device__ __forceinline__ void load_group_taps(const RawParameters& p, int first, int channels,
                                                 int levels, float* taps) {
