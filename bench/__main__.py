@@ -66,7 +66,9 @@ def _compile(options: argparse.Namespace) -> int:
         if not options.quick:
             print(f"bench: {compiled.NETWORK} needs timm and is left out", file=sys.stderr)
     if not wanted:
-        raise _CannotRunError(f"compile: {compiled.NETWORK} alone was asked for and cannot run")
+        raise _CannotRunError(
+            f"compile: {compiled.NETWORK} alone was asked for, which needs timm and is not quick"
+        )
     settings = compiled.CompileSettings(
         subjects=compiled.subjects(tuple(wanted), options.batch, options.quick),
         device=options.device,

@@ -72,7 +72,7 @@ def test_the_network_is_not_compiled_for_another_size(name: str, fresh_compiler:
 
 def test_the_network_alone_without_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", "--device", "cpu", "--quick", "--subject", compiled.NETWORK]) == 2
-    assert "alone was asked for and cannot run" in capsys.readouterr().err
+    assert "alone was asked for, which needs timm" in capsys.readouterr().err
 
 
 def test_wrong_numbers_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
