@@ -172,6 +172,7 @@ def _traffic(options: argparse.Namespace) -> int:
         levels=tuple(options.levels),
         dtypes=tuple(options.dtype),
         layouts=arguments.layouts(options),
+        directions=tuple(options.direction),
     )
     path = traffic.find_ncu()
     _require_kernels("cuda", "traffic", settings.kernel_size)

@@ -14,6 +14,7 @@ from bench.cuda_run import DTYPES
 from bench.cuda_timing import METHODS
 from bench.run import LAYOUTS
 from bench.shapes import SWEEPS, Size
+from bench.traffic_target import DIRECTIONS
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -95,6 +96,7 @@ def _add_traffic(command: argparse.ArgumentParser) -> None:
     sizes = [Size(8, 64, 256, 256)]
     _add(command, "--shape", "one or more BxCxHxW", sizes, nargs="+", type=_size, metavar="SHAPE")
     _add(command, "--levels", "one or more numbers of levels", [5], nargs="+", type=_positive)
+    _add(command, "--direction", "one or both", list(DIRECTIONS), nargs="+", choices=DIRECTIONS)
     _add_dtype(command)
     _add_layout(command)
     _add_csv(command)

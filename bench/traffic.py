@@ -36,6 +36,7 @@ class TrafficSettings:
     levels: tuple[int, ...]
     dtypes: tuple[str, ...]
     layouts: tuple[str, ...]
+    directions: tuple[str, ...] = DIRECTIONS
     kernel_size: int = 5
 
 
@@ -93,7 +94,7 @@ def run(
     inputs = product(settings.sizes, settings.levels, settings.dtypes, settings.layouts)
     for size, levels, dtype, layout in inputs:
         rows: list[TrafficRow] = []
-        for direction in DIRECTIONS:
+        for direction in settings.directions:
             case = Case(size, settings.kernel_size, levels, dtype, layout, direction)
             progress(f"{size} L{levels} {dtype} {layout} {direction}")
             target = [sys.executable, "-m", "bench.traffic_target", *case.arguments()]
@@ -149,7 +150,7 @@ def print_traffic(rows: Sequence[TrafficRow], console: Console) -> None:
         table.add_column("kernel")
         for name in ("read", "written", "both"):
             table.add_column(name, justify="right")
-        for direction in DIRECTIONS:
+        for direction in dict.fromkeys(r.direction for r in rows):
             chosen = [
                 r
                 for r in rows

@@ -222,6 +222,18 @@ def test_run_profiles_every_case_and_writes_tables_and_csv(tmp_path: Path) -> No
     assert read[1]["kernel"] == "forward_kernel"
 
 
+def test_only_the_directions_that_are_asked_for_are_profiled() -> None:
+    settings = TrafficSettings((CASE.size,), (1,), ("float32",), ("nchw",), ("backward",))
+    (rows,) = traffic.run(settings, lambda target: KERNELS, lambda case: None)
+    assert {row.direction for row in rows} == {"backward"}
+    printed = io.StringIO()
+    traffic.print_traffic(rows, Console(file=printed, width=160))
+    first_cells = {
+        line.split("│")[1].strip() for line in printed.getvalue().splitlines() if "│" in line
+    }
+    assert first_cells == {"backward"}
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_target_runs_the_pass_it_is_named_after_again_and_again(direction: str) -> None:
     case = Case(Size(2, 4, 9, 7), 3, 2, "float16", "channels_last", direction)

@@ -134,6 +134,19 @@ __device__ __forceinline__ void fence_for_boxes() {
 #endif
 }
 
+// Starts to bring the line of an address to the L2 cache.
+__device__ __forceinline__ void prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+// The same for as many bytes as 16 divides, from an address that it divides: one instruction, where
+// each line would be looked up like a load.
+__device__ __forceinline__ void prefetch_bytes(const void* address, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes));
+#endif
+}
+
 // Lets blocks of the next kernel in the stream start, where it is launched to start early.
 __device__ __forceinline__ void let_next_grid_start() {
 #if __CUDA_ARCH__ >= 900

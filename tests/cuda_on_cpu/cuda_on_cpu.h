@@ -188,6 +188,8 @@ void store_whole(void* global, const V& value) {
   *static_cast<V*>(global) = value;
 }
 
+inline void prefetch(const void*) {}
+inline void prefetch_bytes(const void*, int) {}
 inline void let_next_grid_start() {}
 void wait_for_previous_grid();
 

@@ -73,18 +73,18 @@ __device__ __forceinline__ void synthesise_deep_levels(const float* bands,
     constexpr int kBand = F::kBand3;
     const int x = patch_col<Own>() / 4;
     const float* from = filtered + F::kLevel3 + patch_row<Own>() / 8 * F::kPitch3 + x / 2;
-    const float ll = from[0] + coarse[0][0], lh = from[kBand], hl = from[2 * kBand],
-                hh = from[3 * kBand];
+    const float ll = from[0] + kLowpassFactor<L> * coarse[0][0], lh = from[kBand],
+                hl = from[2 * kBand], hh = from[3 * kBand];
 #pragma unroll
     for (int r = 0; r < 2; ++r) low2[r][0] = synthesise(ll, lh, hl, hh, r == 1, x % 2);
   } else {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) low2[r][0] = coarse[r][0];
+    for (int r = 0; r < 2; ++r) low2[r][0] = kLowpassFactor<L> * coarse[r][0];
   }
   synthesise_level2<Own, F::kPitch2>(filtered, low2, low);
 }
 
-// What the levels past L add at the coefficients of level L of this thread.
+// What the levels past L add to LL of level L, at the coefficients of this thread.
 template <int L, int kRows, int kCols>
 __device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileIndex& at,
                                             float (&low)[kRows][kCols]) {
@@ -92,13 +92,12 @@ __device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileInde
   const float* coarse =
       static_cast<const float*>(p.coarse) +
       ((int64_t(at.item) * p.channels + at.channel) * p.coarse_rows + y) * p.coarse_cols + x;
-  constexpr float kFactor = 1.0f / (1 << L);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
 #pragma unroll
     for (int u = 0; u < kCols; ++u) {
       const bool inside = y + r < p.coarse_rows && x + u < p.coarse_cols;
-      low[r][u] = inside ? kFactor * coarse[r * p.coarse_cols + u] : 0.0f;
+      low[r][u] = inside ? coarse[r * p.coarse_cols + u] : 0.0f;
     }
   }
 }
@@ -135,7 +134,7 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
 
   if (threadIdx.x == 0) init_byte_barrier(barrier);
   start();
-  load_taps<K>(p.params, tiles.channel, L, weights);
+  load_taps<K, L>(p.params, tiles.channel, L, weights);
   __syncthreads();  // the byte barrier is ready to be waited for
 #pragma unroll 1
   for (int n = 0;; ++n) {
@@ -156,9 +155,14 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
       next.advance(p, step);
       start();
     }
-    wait_for_previous_grid();
+    if (p.coarse) wait_for_previous_grid();
     if constexpr (L == 1) {
       if (p.coarse) load_coarse<1>(p, at, low);
+#pragma unroll
+      for (auto& row : low) {
+#pragma unroll
+        for (float& value : row) value *= kLowpassFactor<1>;
+      }
     } else {
       float coarse[Own::kRows >> L][1] = {};
       if (p.coarse) load_coarse<L>(p, at, coarse);
@@ -169,6 +173,7 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
     const int y = at.y + patch_row<Own>(), x = at.x + patch_col<Own>();
     float* out = static_cast<float*>(p.output.data) + at.item * p.output.stride_b +
                  at.channel * p.output.stride_c + y * p.output.stride_y + x * p.output.stride_x;
+    wait_for_previous_grid();  // it may read what lay here
     store_patch<float>(p, out, p.height - y, p.width - x, sum);
     if (n + 1 >= tiles.count) return;
   }

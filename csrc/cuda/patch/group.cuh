@@ -42,6 +42,17 @@ struct Team {
   int thread, threads;  // of this thread, and how many there are
 };
 
+// Starts to bring a row of a plane to L2, with all its channels, where they are dense and aligned
+// to 16 bytes. Blocks that share a plane take a row each: as lines that each of them copies, they
+// would be looked up by every block.
+template <class T>
+__device__ __forceinline__ void prefetch_row(const View& view, int bytes, int item, int row,
+                                             int height, int width, int channels) {
+  if (row >= height || bytes < 16 || view.stride_x != channels) return;
+  prefetch_bytes(static_cast<const T*>(view.data) + item * view.stride_b + row * view.stride_y,
+                 width * channels * int(sizeof(T)));
+}
+
 // Zeros around the bands, and in rows past their ends, stay: only the bands are written afterwards.
 __device__ __forceinline__ void clear_group(unsigned char* shared, int bytes) {
   for (int i = threadIdx.x; i < bytes / 16; i += blockDim.x)

@@ -28,6 +28,22 @@ struct GroupLaunch {
   GroupForwardMemory memory;
 };
 
+// Starts to bring the taps of all levels near, which load_group_taps() takes level by level.
+template <class S, int K>
+__device__ __forceinline__ void prefetch_group_taps(const RawParameters& p, int first, int channels,
+                                                    int levels) {
+  constexpr int kLine = 128;
+#pragma unroll 1
+  for (int level = 0; level <= levels; ++level) {
+    if (!p.weight[level]) continue;
+    const int bands = level ? kSubbands : 1, bytes = channels * bands * K * K * int(sizeof(S));
+    const int64_t origin = int64_t(first) * bands;
+    const char* weights = static_cast<const char*>(p.weight[level]) + origin * K * K * sizeof(S);
+    for (int at = threadIdx.x * kLine; at < bytes; at += blockDim.x * kLine) prefetch(weights + at);
+    if (threadIdx.x == 0) prefetch(static_cast<const S*>(p.scale[level]) + origin);
+  }
+}
+
 // Scaled taps of the group, [slot][tap][tap_pitch], then the biases. The loads of a batch, as many
 // as a group's registers leave room for, are under way together.
 template <class S, int K, int kGroup>
@@ -274,6 +290,9 @@ __global__ void __launch_bounds__(group_threads(kGroup))
     fill_group<kGroup>(team, input + item * p.input.stride_b, p.input, p.input_bytes, channels,
                        p.height, p.width, memory.pixels, pixels);
   };
+  with_type(p.params.dtype, [&](auto s) {
+    prefetch_group_taps<decltype(s), K>(p.params, first, channels, p.levels);
+  });
   clear_group(shared, memory.bytes);
   // Half types pass through registers, which the sums leave behind the stores.
   constexpr bool kCopies = sizeof(T) == sizeof(float);
@@ -293,6 +312,11 @@ __global__ void __launch_bounds__(group_threads(kGroup))
     if constexpr (!kCopies) start(item);
     wait_for_copies();
     __syncthreads();
+    if (item + splits < p.batch) {
+      prefetch_row<T>(p.input, p.input_bytes, item + splits,
+                      int(blockIdx.x) % groups + team.thread * groups, p.height, p.width,
+                      p.channels);
+    }
     float sum[2][2 * kCols] = {};
     if (mine) {
       const float bias = taps[slot_count(p.levels) * K * K * kPitch];

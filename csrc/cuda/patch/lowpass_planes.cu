@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kPatchThreads, LowpassPlanesMemory<K, G>::kBlo
   const int channel = blockIdx.x % p.channels, first = blockIdx.x / p.channels * G * G;
   const auto prepare = [&] {
     clear(shared, M::kWeights);
-    load_taps<K>(p.params, channel, p.levels, weights);
+    load_taps<K, P::kLevels>(p.params, channel, p.levels, weights);
   };
   if (launch.down == 3) {
     form_band<G, 3>(launch, channel, first, dense, prepare);

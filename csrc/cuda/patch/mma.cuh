@@ -189,25 +189,6 @@ struct FormNothing {
 template <bool kWanted, class W, int kLevel>
 using FormLowpassIf = std::conditional_t<kWanted, FormLowpass<W, kLevel>, FormNothing>;
 
-// Scaled taps of a channel, [slot][tap].
-template <int K, int L, class P>
-__device__ __forceinline__ void read_scaled(const RawParameters& p, int channel, float* taps) {
-  constexpr int kTaps = K * K, kAll = slot_count(L) * kTaps;
-#pragma unroll
-  for (int first = 0; first < kAll; first += kPatchThreads) {
-    const int n = first + threadIdx.x, slot = n / kTaps, tap = n % kTaps;
-    if (n >= kAll) break;
-    const int level = (slot + kSubbands - 1) / kSubbands;
-    const int64_t group =
-        level == 0 ? channel : kSubbands * int64_t(channel) + (slot - 1) % kSubbands;
-    const P *weight = static_cast<const P*>(p.weight[level]),
-            *scale = static_cast<const P*>(p.scale[level]);
-    taps[n] = weight ? widen<float>(scale[group]) *
-                           widen<float>(weight[group * kTaps + (p.rotate ? kTaps - 1 - tap : tap)])
-                     : 0.0f;
-  }
-}
-
 // The taps of a channel, with the bands crossed: with S and its adjoint S^T of one level,
 // S^T (w * S x) at a pixel is 1/4 sum_s (+-) w_s x over the pixels of every coefficient, the sign
 // from the parities of both pixels. That is a butterfly of the four taps.
@@ -215,14 +196,11 @@ template <int K, int L>
 __device__ void read_taps(const RawParameters& p, int channel, ChannelTaps<K, L>& taps) {
   constexpr int kTaps = K * K;
   static_assert(kTaps <= kPatchThreads, "a thread crosses a tap of each level");
-  // All threads read at once: one tap after the other would wait for memory as often (8xCxHxW
-  // float16 on an H100, as in mma_layout.h, K = 5, L = 1: 0.070 ms for 0.073).
-  with_type(p.dtype, [&](auto t) { read_scaled<K, L, decltype(t)>(p, channel, taps.base); });
-  if (threadIdx.x == 0) {
-    taps.bias =
-        p.bias ? read<float>(p.scale[0], p.dtype, channel) * read<float>(p.bias, p.dtype, channel)
-               : 0.0f;
-  }
+  with_type(p.dtype, [&](auto t) {
+    read_scaled<K, L, decltype(t)>(p, channel, L, [&](int slot, int tap, float value) {
+      taps.base[slot * kTaps + tap] = value;
+    });
+  });
   __syncthreads();
   const int tap = threadIdx.x;
   float largest[L] = {};

@@ -122,7 +122,9 @@ __device__ __forceinline__ void filter_level2(const T* lowpass, const uint32_t* 
   }
 }
 
-// What the levels past L add to the pixels of LL of level L that this lane holds.
+// What the levels past L add to LL of level L, at the coefficients of this lane's pixels. Nothing
+// is computed from it before the products of the tile have covered the wait for memory (mean over
+// the shapes of read_scaled(), float16, K = 5, L = 5: 0.116 ms for 0.110).
 template <int L>
 __device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileIndex& at,
                                             float (&coarse)[8 >> L][2]) {
@@ -130,14 +132,13 @@ __device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileInde
   const int y = (at.y + lane / 4 * 8) >> L;
   const float* plane = static_cast<const float*>(p.coarse) +
                        (int64_t(at.item) * p.channels + at.channel) * p.coarse_rows * p.coarse_cols;
-  constexpr float kFactor = 1.0f / (1 << L);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int x = (at.x + warp * kWarpCols + h * 8 + lane % 4 * 2) >> L;
 #pragma unroll
     for (int r = 0; r < 8 >> L; ++r) {
       const bool inside = y + r < p.coarse_rows && x < p.coarse_cols;
-      coarse[r][h] = inside ? kFactor * plane[(y + r) * p.coarse_cols + x] : 0.0f;
+      coarse[r][h] = inside ? plane[(y + r) * p.coarse_cols + x] : 0.0f;
     }
   }
 }
@@ -296,7 +297,10 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
   for (int n = 0;; ++n) {
     if (n < tiles.count) copies.wait_for_window(n);
     __syncthreads();
-    if (n > 0) copies.start_store(at);
+    if (n > 0) {
+      wait_for_previous_grid();  // it may read what lies there
+      copies.start_store(at);
+    }
     if (n == tiles.count) break;
     at = next;
     T* pixels = copies.window(n);
@@ -316,9 +320,11 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
       __syncthreads();
       filter_level2<W>(band(2), fragments(2), low2);
     }
-    wait_for_previous_grid();
     if constexpr (L > 1) {
-      if (p.coarse) load_coarse<L>(p, at, coarse);
+      if (p.coarse) {
+        wait_for_previous_grid();
+        load_coarse<L>(p, at, coarse);
+      }
     }
     filter_pixels<W>(pixels, fragments(0), sum);
     const float bias = taps.bias, factor = taps.factor[0],
@@ -329,7 +335,10 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         float rest = bias;
-        if (L > 1) rest += factor1 * low1[f / 2 % 2][f / 4 * 2 + c / 2] + coarse[f >> L][c / 2];
+        if (L > 1) {
+          rest += factor1 * low1[f / 2 % 2][f / 4 * 2 + c / 2] +
+                  kLowpassFactor<L> * coarse[f >> L][c / 2];
+        }
         if (L > 2) rest += factor2 * low2[f / 4][c / 2];
         sum[f][c] = factor * sum[f][c] + rest;
       }

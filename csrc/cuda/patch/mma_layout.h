@@ -87,16 +87,16 @@ constexpr int lowpass_bytes() {
 // in one.
 constexpr int tap_products(int level) { return level < 2 ? 2 : 1; }
 
-// Scaled taps of a channel in float32.
+// Scaled taps of a channel in float32, as read_scaled() has them: one slot after the other.
 template <int K, int L>
 struct alignas(16) ChannelTaps {
   float base[K * K];
   // What a coefficient's row and column of the pixel grid add to a pixel of equal (0) or other (1)
   // parity: [2 * rows differ + columns differ].
   float wavelet[L][4][K * K];
+  float bias;
   uint32_t largest[L][kPatchThreads / 32];  // magnitude per warp, as the bits of a float32
   float factor[L];                          // that the taps of a level were divided by
-  float bias;
 };
 
 // Shared memory of a block, in bytes: two windows, low-pass bands, outputs, the fragments of each

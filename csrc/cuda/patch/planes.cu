@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kPatchThreads, PlanesMemory<sizeof(T), K, G>::
   const int cell = py / W::cell(0) * G + px / W::cell(0);
   wait_for_previous_grid();
   start(0);
-  load_taps<K>(p.params, tiles.channel, p.levels, weights);
+  load_taps<K, P::kLevels>(p.params, tiles.channel, p.levels, weights);
 #pragma unroll 1
   for (int n = 0; n < tiles.count; ++n) {
     wait_for_copies();

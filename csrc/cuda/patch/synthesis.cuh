@@ -6,26 +6,17 @@
 namespace wtconv::cuda {
 
 // Scaled taps of a channel, [slot][tap_floats], then the bias.
-template <int K>
-__device__ void load_taps(const RawParameters& p, int channel, int levels, float* weights) {
-  constexpr int kTaps = K * K, kStride = tap_floats(K);
-  const int slots = slot_count(levels);
-  for (int i = threadIdx.x; i < slots * kTaps; i += kPatchThreads) {
-    const int slot = i / kTaps, tap = i % kTaps, level = (slot + kSubbands - 1) / kSubbands;
-    const int64_t group = level ? kSubbands * int64_t(channel) + (slot - 1) % kSubbands : channel;
-    float value = 0;
-    if (p.weight[level]) {
-      value =
-          read<float>(p.scale[level], p.dtype, group) *
-          read<float>(p.weight[level], p.dtype, group * kTaps + (p.rotate ? kTaps - 1 - tap : tap));
-    }
-    weights[slot * kStride + tap] = value / float(1 << level);
-  }
-  if (threadIdx.x == 0) {
-    weights[slots * kStride] =
-        p.bias ? read<float>(p.scale[0], p.dtype, channel) * read<float>(p.bias, p.dtype, channel)
-               : 0.0f;
-  }
+template <int K, int kMostLevels>
+__device__ __forceinline__ void load_taps(const RawParameters& p, int channel, int levels,
+                                          float* weights) {
+  with_type(p.dtype, [&](auto t) {
+    read_scaled<K, kMostLevels, decltype(t)>(
+        p, channel, levels, [&](int slot, int tap, float value) {
+          const int level = slot < slot_count(levels) ? (slot + kSubbands - 1) / kSubbands : 0;
+          const float factor = __uint_as_float(unsigned(127 - level) << 23);  // 2^-level
+          weights[slot * tap_floats(K) + tap] = value * factor;
+        });
+  });
 }
 
 // What a thread has of each level, for its patch of pixels.
