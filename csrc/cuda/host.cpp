@@ -239,9 +239,7 @@ void Call::run_patches(const Plane& input, const Plane& output, int first_level,
   PatchLaunch launch = describe_patches(input, output, first_level, choice, adjoint);
   const Tensor coarse = add_coarse_levels(launch, input, first_level, choice.levels, adjoint);
   const int multiprocessors = device_properties(device).multiprocessors;
-  // Kernels on large planes copy their first windows before they wait: of the call's own input, not
-  // of a band that a kernel just formed.
-  launch.early = started && (first_level == 0 || choice.cells > 0);
+  launch.early = started;
   launched(choice.group > 0   ? launch_group_forward(launch, input.dtype, multiprocessors, stream)
            : choice.cells > 0 ? launch_patch_planes(launch, input.dtype, multiprocessors, stream)
            : input.dtype == DType::kFloat32

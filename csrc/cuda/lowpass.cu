@@ -44,6 +44,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kUnit = 16 / int(sizeof(T)), kSize = 1 << kLevels, kOut = kUnit / kSize;
   const unsigned pieces = p.width / kUnit;
   const unsigned total = unsigned(wide_pieces(p, kUnit)), step = gridDim.x * blockDim.x;
+  let_next_grid_start();
   for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += step) {
     const unsigned rows = i / pieces, plane = rows / p.rows;
     const int col = i % pieces, row_of_band = rows % p.rows;

@@ -108,7 +108,8 @@ struct ForwardLaunch {
   BoxMap input;
 };
 
-template <int K, int L>
+// kBase: whether there is a base path; a low-pass band has none.
+template <int K, int L, bool kBase>
 __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
     patch_forward_kernel(const __grid_constant__ ForwardLaunch launch) {
   using M = ForwardMemory<K, L>;
@@ -133,8 +134,12 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
   };
 
   if (threadIdx.x == 0) init_byte_barrier(barrier);
-  start();
+  if (kBase) start();
   load_taps<K, L>(p.params, tiles.channel, L, weights);
+  if (!kBase) {
+    wait_for_previous_grid();  // it may have formed the band
+    start();
+  }
   __syncthreads();  // the byte barrier is ready to be waited for
 #pragma unroll 1
   for (int n = 0;; ++n) {
@@ -148,7 +153,7 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
     PatchPixels<Own> sum;
     set_all(sum, weights[slot_count(L) * tap_floats(K)]);
     PatchLevel1<Own> low = {};
-    base_path<W, float, K>(pixels, weights, sum);
+    if (kBase) base_path<W, float, K>(pixels, weights, sum);
     analyse_pixels<W>(pixels, bands);
     __syncthreads();
     if (n + 1 < tiles.count) {
@@ -185,10 +190,10 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
 template <int L>
 constexpr int kMostTiles = L < 3 ? 10 : 20;
 
-template <int K, int L>
+template <int K, int L, bool kBase>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
   using M = ForwardMemory<K, L>;
-  const auto kernel = &patch_forward_kernel<K, L>;
+  const auto kernel = &patch_forward_kernel<K, L, kBase>;
   ForwardLaunch launch{};
   launch.patches = p;
   share_tiles(launch.patches, M::kBlocks * multiprocessors, kMostTiles<L>);
@@ -207,7 +212,8 @@ const char* launch_patch_forward(const PatchLaunch& p, int multiprocessors, cuda
       if constexpr (k() > kMostForThreeLevels && l() == 3) {
         return "no such patch kernel";
       } else {
-        return launch<k(), l()>(p, multiprocessors, stream);
+        return p.params.weight[0] ? launch<k(), l(), true>(p, multiprocessors, stream)
+                                  : launch<k(), l(), false>(p, multiprocessors, stream);
       }
     });
   });
