@@ -1,9 +1,11 @@
 """``python -m bench host``: time that a call takes on an input too small to matter.
 
 On a GPU that is the host's time: the wall time until the call returns, which does not wait for the
-device. On the CPU it is the whole call, arithmetic on 1,568 pixels included. Beside it stands an
-`torch.autograd.Function` that computes nothing on the same leaves: it allocates an output and
-hands out gradients that are there already. The difference is what the operator adds.
+device. On the CPU it is the whole call, arithmetic on 1,568 pixels included. Beside the forward
+pass stands an operator in C++ that takes the same arguments and only allocates an output, beside
+forward and backward a `torch.autograd.Function` that computes nothing on the same leaves: it
+allocates an output and hands out gradients that are there already. The differences are what the
+layer adds.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 from bench.cuda_check import check, exact_results
 from bench.cuda_run import DTYPES
 from bench.cuda_timing import Call
+from bench.empty_operator import empty_forward
 from bench.timing import forward_call, threads, training_call
 from wtconv_ops import WTConv2d
 from wtconv_ops.demo.network import randomise
@@ -30,7 +33,8 @@ from wtconv_ops.demo.timing import processor_name
 
 SIZE = (1, 32, 7, 7)
 CALLS_PER_SAMPLE = 20  # few enough for the launch queue of a GPU
-FORWARD, TRAINING, EMPTY = "forward, no gradients", "forward + backward", "empty Function"
+FORWARD, EMPTY_OP = "forward, no gradients", "empty C++ operator"
+TRAINING, EMPTY = "forward + backward", "empty Function"
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,22 @@ class _Empty(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
         return (None, *ctx.gradients)
+
+
+def empty_op_call(layer: WTConv2d, image: Tensor) -> Call:
+    """A call without gradients of an operator that does nothing, on what ``layer`` hands over."""
+    operator = empty_forward()
+    conv, scale = layer.base_conv, layer.base_scale
+    weights = [conv.weight for conv in layer.wavelet_convs]
+    scales = [scale.weight for scale in layer.wavelet_scale]
+    arguments = (image, conv.weight, conv.bias, scale.weight, weights, scales)
+
+    def call() -> Tensor:
+        with torch.no_grad():
+            result: Tensor = operator(*arguments)
+        return result
+
+    return call
 
 
 def empty_call(layer: nn.Module, image: Tensor, grad_output: Tensor) -> Call:
@@ -145,6 +165,7 @@ def _calls(
     check(f"wtconv_ops on {device} {dtype} L{levels}", layer, image, exact)
     return {
         FORWARD: forward_call(layer, image),
+        EMPTY_OP: empty_op_call(layer, image),
         TRAINING: training_call(layer, image, grad_output),
         EMPTY: empty_call(layer, image, grad_output),
     }
@@ -181,7 +202,7 @@ def print_host(rows: Sequence[HostRow], console: Console) -> None:
     table = Table(title="time until a call returns, ms")
     table.add_column("device")
     table.add_column("dtype")
-    for name in ("levels", FORWARD, TRAINING, EMPTY, f"{TRAINING} less {EMPTY}"):
+    for name in ("levels", FORWARD, EMPTY_OP, "difference", TRAINING, EMPTY, "difference"):
         table.add_column(name, justify="right")
     for device, dtype, levels in dict.fromkeys((r.device, r.dtype, r.levels) for r in rows):
         times = {
@@ -189,6 +210,8 @@ def print_host(rows: Sequence[HostRow], console: Console) -> None:
             for r in rows
             if (r.device, r.dtype, r.levels) == (device, dtype, levels)
         }
-        values = [*times.values(), times[TRAINING] - times[EMPTY]]
+        values: list[float] = []
+        for call, empty in ((FORWARD, EMPTY_OP), (TRAINING, EMPTY)):
+            values += times[call], times[empty], times[call] - times[empty]
         table.add_row(device, dtype, str(levels), *(f"{value:.4f}" for value in values))
     console.print(table)

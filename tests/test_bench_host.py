@@ -27,6 +27,14 @@ def test_empty_function_takes_the_leaves_of_the_layer_and_gives_each_a_gradient(
     assert [g.shape for g in gradients] == [image.shape, *(p.shape for p in layer.parameters())]
 
 
+def test_empty_operator_takes_the_arguments_of_the_layer_and_gives_an_output(ops: Any) -> None:
+    layer = WTConv2d(4, 4, 3, wt_levels=2)
+    image = torch.randn(2, 4, 7, 7)
+    output: Any = host.empty_op_call(layer, image)()
+    assert output.shape == image.shape
+    assert not output.requires_grad
+
+
 def test_command_times_every_call_and_writes_it(
     ops: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -36,7 +44,7 @@ def test_command_times_every_call_and_writes_it(
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     keys = {(row["dtype"], row["levels"], row["call"]) for row in rows}
-    calls = (host.FORWARD, host.TRAINING, host.EMPTY)
+    calls = (host.FORWARD, host.EMPTY_OP, host.TRAINING, host.EMPTY)
     assert keys == {(d, levels, c) for d in DTYPES for levels in "12" for c in calls}
     for row in rows:
         assert 0 < float(row["fastest_ms"]) <= float(row["median_ms"])
@@ -45,18 +53,20 @@ def test_command_times_every_call_and_writes_it(
     assert all(dtype in printed for dtype in DTYPES)
 
 
-def test_difference_is_that_of_the_medians(capsys: pytest.CaptureFixture[str]) -> None:
+def test_differences_are_those_of_the_medians(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         host.HostRow(
             device="cpu", machine="m", torch="2", threads=1, shape="s", kernel_size=5, levels=3,
             dtype="float32", call=call, median_ms=ms, fastest_ms=ms, rounds=1,
         )
-        for call, ms in ((host.FORWARD, 0.5), (host.TRAINING, 0.75), (host.EMPTY, 0.25))
+        for call, ms in (
+            (host.FORWARD, 0.5), (host.EMPTY_OP, 0.375), (host.TRAINING, 0.75), (host.EMPTY, 0.25),
+        )
     ]  # fmt: skip
     host.print_host(rows, Console(width=160))
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "float32" in line)
-    assert [cell.strip() for cell in line.split("│")[4:8]] == [
-        "0.5000", "0.7500", "0.2500", "0.5000",
+    assert [cell.strip() for cell in line.split("│")[4:10]] == [
+        "0.5000", "0.3750", "0.1250", "0.7500", "0.2500", "0.5000",
     ]  # fmt: skip
 
 

@@ -156,6 +156,13 @@ class FusedForward(Function):
             output: Tensor = cls.operator(input, weight, bias, scale, levels[:half], levels[half:])
         return output
 
+    @classmethod
+    def call(cls, tensors: tuple[Any, ...]) -> Tensor:
+        """The operator on its input and parameters, differentiable where something asks for it."""
+        if needs_derivative(tensors):
+            return cls.apply(*tensors)  # type: ignore[no-any-return]
+        return cls.run(tensors[0], tensors[1:])
+
     @staticmethod
     def forward(ctx: Any, input: Tensor, *parameters: Tensor | None) -> Tensor:
         """Run the kernel; save the input and the parameters."""
@@ -171,10 +178,10 @@ class FusedForward(Function):
         input, *parameters = ctx.saved_tensors
         if _is_grad_enabled() or forward_ad._current_level >= 0 or _transforms_active():
             outputs = call_backward(grad_output, input, parameters, mask)
-        else:
-            with below_autograd():
-                outputs = call_backward(grad_output, input, parameters, mask)
-        return tuple(flatten_gradients(outputs, mask))
+            return tuple(flatten_gradients(outputs, mask))
+        with below_autograd():
+            outputs = call_backward(grad_output, input, parameters, mask)
+            return tuple(flatten_gradients(outputs, mask))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:

@@ -30,8 +30,8 @@ from ._errors import reraise, with_memory_errors
 from ._vmap import FuncFusedBackward, FuncFusedForward, FuncMixedFusedForward
 
 
-def _forward_kernel(operator: Any, function: Any) -> Callable[..., Tensor]:
-    """Autograd kernel of a forward operator, whose derivatives are those of ``function``."""
+def _forward_kernel(function: Any) -> Callable[..., Tensor]:
+    """Autograd kernel of the operator whose derivatives are those of ``function``."""
 
     def kernel(
         keyset: Any,
@@ -42,14 +42,14 @@ def _forward_kernel(operator: Any, function: Any) -> Callable[..., Tensor]:
         wavelet_weights: list[Tensor],
         wavelet_scales: list[Tensor],
     ) -> Tensor:
-        tensors = (input, base_weight, base_bias, base_scale, *wavelet_weights, *wavelet_scales)
+        base = (input, base_weight, base_bias, base_scale)
+        output: Tensor
         try:
-            if len(wavelet_weights) == len(wavelet_scales) and needs_derivative(tensors):
-                return function.apply(*tensors)  # type: ignore[no-any-return]
-            with below_autograd():
-                output: Tensor = operator(
-                    input, base_weight, base_bias, base_scale, wavelet_weights, wavelet_scales
-                )
+            if len(wavelet_weights) == len(wavelet_scales):
+                output = function.call((*base, *wavelet_weights, *wavelet_scales))
+            else:
+                with below_autograd():  # which refuses them
+                    output = function.operator(*base, wavelet_weights, wavelet_scales)
         except RuntimeError as error:
             reraise(error)
         return output
@@ -57,8 +57,8 @@ def _forward_kernel(operator: Any, function: Any) -> Callable[..., Tensor]:
     return kernel
 
 
-forward_kernel = _forward_kernel(FORWARD, FusedForward)
-mixed_forward_kernel = _forward_kernel(MIXED_FORWARD, MixedFusedForward)
+forward_kernel = _forward_kernel(FusedForward)
+mixed_forward_kernel = _forward_kernel(MixedFusedForward)
 
 
 def backward_kernel(

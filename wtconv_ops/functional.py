@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from . import _autocast, _checks, _library, reference
 from ._arguments import require_int
 from ._capability import can_run
+from ._direct import begins_at_autograd
 from ._errors import reraise
 
 __all__ = ["wtconv2d"]
@@ -99,18 +101,31 @@ class _Parameters(NamedTuple):
 
 def _kernel(*arguments: Any) -> Tensor:
     """The operator; in inference mode no Python kernel of it gives a failed allocation its type."""
-    operator = torch.ops.wtconv.fused_forward.default
     if torch.compiler.is_compiling():
-        return operator(*arguments)  # type: ignore[no-any-return]
+        return torch.ops.wtconv.fused_forward.default(*arguments)  # type: ignore[no-any-return]
+    *base, weights, scales = arguments
+    tensors = (*base, *weights, *scales)
     try:
-        return operator(*arguments)  # type: ignore[no-any-return]
+        if len(weights) == len(scales) and begins_at_autograd(tensors):
+            return _differentiable()(tensors)
+        return torch.ops.wtconv.fused_forward.default(*arguments)  # type: ignore[no-any-return]
     except RuntimeError as error:
         reraise(error)
 
 
+@functools.cache
+def _differentiable() -> Callable[[tuple[Any, ...]], Tensor]:
+    """What the operator does for autograd, from a module that needs the operators."""
+    from ._autograd import FusedForward
+
+    return FusedForward.call
+
+
 def _kernels_serve(input: Tensor, base_weight: Tensor, levels: int) -> bool:
     """Whether the operator runs this call; asks :func:`can_run` once per kind of call."""
-    kernel_size = _checks.untraced(base_weight.shape[-1]) if base_weight.dim() else 0
+    kernel_size: Any = base_weight.shape[-1] if base_weight.dim() else 0
+    if type(kernel_size) is not int:
+        kernel_size = _checks.untraced(kernel_size)
     if torch.compiler.is_compiling() or type(kernel_size) is not int:  # a SymInt has no hash
         return can_run(input.device, input.dtype, kernel_size, levels)
     key = (id(_library.library()), input.device, input.dtype, kernel_size, levels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -124,24 +124,27 @@ class WTConv2d(nn.Module):
             RuntimeError: An input of the wrong rank, size, dtype or device; a forward pre-hook of
                 a convolution that changes its input.
         """
-        conv, scale = self.base_conv, self.base_scale
+        # nn.Module's search for each parameter takes longer than the kernel on a small input.
+        read = getattr if torch.compiler.is_compiling() else _read
+        conv, scale = read(self, "base_conv"), read(self, "base_scale")
         if type(conv).forward is not nn.Conv2d.forward:
             _refuse_replacement("base_conv", conv)
         if conv._forward_pre_hooks or scale._forward_pre_hooks:
             _run_pre_hooks(conv, scale)
         weights, scales = [], []
-        for module in self.wavelet_convs:
+        for module in read(self, "wavelet_convs"):
             if type(module).forward is not nn.Conv2d.forward:
                 _refuse_replacement("a module of wavelet_convs", module)
             if module._forward_pre_hooks:
                 _run_pre_hooks(module)
-            weights.append(cast(Tensor, module.weight))
-        for module in self.wavelet_scale:
+            weights.append(read(module, "weight"))
+        for module in read(self, "wavelet_scale"):
             if module._forward_pre_hooks:
                 _run_pre_hooks(module)
-            scales.append(cast(Tensor, module.weight))
+            scales.append(read(module, "weight"))
+        weight, bias = read(conv, "weight"), read(conv, "bias")
         return functional.wtconv2d(
-            x, conv.weight, conv.bias, scale.weight, weights, scales, self.stride
+            x, weight, bias, read(scale, "weight"), weights, scales, self.stride
         )
 
     def reset_parameters(self) -> None:
@@ -242,6 +245,24 @@ class _Scale(nn.Module):
     def extra_repr(self) -> str:
         """Number of channels and the initial value, for ``repr``."""
         return f"{self.weight.shape[1]}, initial={self.initial}"
+
+
+_PLAIN_CLASSES = frozenset({WTConv2d, nn.Conv2d, _Scale})
+
+
+def _read(module: nn.Module, name: str) -> Any:
+    """``getattr`` of a parameter or submodule, straight from where nn.Module keeps it.
+
+    In another class (parametrized, sharded, a subclass) the name may stand for anything.
+    """
+    if type(module) in _PLAIN_CLASSES:
+        own = module.__dict__
+        if name not in own:
+            if name in own["_parameters"]:
+                return own["_parameters"][name]
+            if name in own["_modules"]:
+                return own["_modules"][name]
+    return getattr(module, name)
 
 
 def haar_filters(

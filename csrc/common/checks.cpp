@@ -1,5 +1,7 @@
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
+#include <initializer_list>
 #include <stdexcept>
 
 #include "tensors.h"
@@ -7,18 +9,34 @@
 namespace wtconv {
 namespace {
 
+using torch::headeronly::IntHeaderOnlyArrayRef;
 using torch::headeronly::ScalarType;
-using Sizes = std::vector<int64_t>;
+using Sizes = std::initializer_list<int64_t>;
 
-Sizes sizes_of(const Tensor& t) { return Sizes(t.sizes().begin(), t.sizes().end()); }
+// An argument by its name, which becomes text only for an error: the checks run at every call.
+struct Name {
+  const char* argument;
+  int64_t level = -1;  // of a list of tensors
 
-std::string str(const Sizes& sizes) {
-  std::string text = "[";
-  for (size_t i = 0; i < sizes.size(); ++i) text += (i ? ", " : "") + std::to_string(sizes[i]);
-  return text + "]";
+  std::string str() const {
+    return level < 0 ? argument : std::string(argument) + "[" + std::to_string(level) + "]";
+  }
+};
+
+template <class Range>
+std::string str(const Range& sizes) {
+  std::string text;
+  for (const int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + text + "]";
 }
 
-std::string shape(const Tensor& t) { return str(sizes_of(t)); }
+std::string shape(const Tensor& t) { return str(t.sizes()); }
+
+template <class Range>
+bool has_sizes(const Tensor& t, const Range& expected) {
+  const IntHeaderOnlyArrayRef sizes = t.sizes();
+  return std::equal(sizes.begin(), sizes.end(), expected.begin(), expected.end());
+}
 
 std::string dtype_name(const Tensor& t) {
   switch (t.scalar_type()) {
@@ -91,10 +109,10 @@ void check_image(const std::string& op, const std::string& name, const Tensor& t
   }
 }
 
-void check_shape(const std::string& op, const std::string& name, const char* symbols,
-                 const Tensor& t, const Sizes& expected) {
-  if (sizes_of(t) != expected) {
-    fail(op + name + " must be " + symbols + " = " + str(expected) + ", got " + shape(t));
+void check_shape(const std::string& op, const Name& name, const char* symbols, const Tensor& t,
+                 Sizes expected) {
+  if (!has_sizes(t, expected)) {
+    fail(op + name.str() + " must be " + symbols + " = " + str(expected) + ", got " + shape(t));
   }
 }
 
@@ -114,18 +132,17 @@ void check_levels(const std::string& op, const char* name, size_t levels) {
 
 void check_parameter_shapes(const std::string& op, const Tensor& input, const Parameters& p) {
   const int64_t channels = input.size(1);
-  const std::string c = std::to_string(channels);
   if (!is_depthwise_weight(p.base_weight)) {
-    fail(op + "base_weight must be [C, 1, k, k] with C = " + c + " and " + kKernelRange + ", got " +
-         shape(p.base_weight));
+    fail(op + "base_weight must be [C, 1, k, k] with C = " + std::to_string(channels) + " and " +
+         kKernelRange + ", got " + shape(p.base_weight));
   }
   if (p.base_weight.size(0) != channels) {
-    fail(op + "input has " + c + " channels but base_weight has " +
+    fail(op + "input has " + std::to_string(channels) + " channels but base_weight has " +
          std::to_string(p.base_weight.size(0)) +
          "; WTConv keeps the channel count, use a 1x1 convolution to change it");
   }
-  if (p.base_bias) check_shape(op, "base_bias", "[C]", *p.base_bias, {channels});
-  check_shape(op, "base_scale", "[1, C, 1, 1]", p.base_scale, {1, channels, 1, 1});
+  if (p.base_bias) check_shape(op, {"base_bias"}, "[C]", *p.base_bias, {channels});
+  check_shape(op, {"base_scale"}, "[1, C, 1, 1]", p.base_scale, {1, channels, 1, 1});
   check_levels(op, "wavelet_weights", p.weights.size());
   if (p.weights.size() != p.scales.size()) {
     fail(op + "wavelet_weights and wavelet_scales must have the same length, got " +
@@ -133,41 +150,48 @@ void check_parameter_shapes(const std::string& op, const Tensor& input, const Pa
   }
   const int64_t k = p.base_weight.size(2);
   for (size_t i = 0; i < p.weights.size(); ++i) {
-    const std::string index = "[" + std::to_string(i) + "]";
-    check_shape(op, "wavelet_weights" + index, "[4*C, 1, k, k]", p.weights[i],
+    check_shape(op, {"wavelet_weights", int64_t(i)}, "[4*C, 1, k, k]", p.weights[i],
                 {4 * channels, 1, k, k});
-    check_shape(op, "wavelet_scales" + index, "[1, 4*C, 1, 1]", p.scales[i],
+    check_shape(op, {"wavelet_scales", int64_t(i)}, "[1, 4*C, 1, 1]", p.scales[i],
                 {1, 4 * channels, 1, 1});
   }
 }
 
 template <class F>
 void for_each_parameter(const Parameters& p, F f) {
-  f("base_weight", p.base_weight);
-  if (p.base_bias) f("base_bias", *p.base_bias);
-  f("base_scale", p.base_scale);
-  for (size_t i = 0; i < p.weights.size(); ++i) {
-    f("wavelet_weights[" + std::to_string(i) + "]", p.weights[i]);
-  }
-  for (size_t i = 0; i < p.scales.size(); ++i) {
-    f("wavelet_scales[" + std::to_string(i) + "]", p.scales[i]);
-  }
+  f({"base_weight"}, p.base_weight);
+  if (p.base_bias) f({"base_bias"}, *p.base_bias);
+  f({"base_scale"}, p.base_scale);
+  for (size_t i = 0; i < p.weights.size(); ++i) f({"wavelet_weights", int64_t(i)}, p.weights[i]);
+  for (size_t i = 0; i < p.scales.size(); ++i) f({"wavelet_scales", int64_t(i)}, p.scales[i]);
 }
 
-void check_same_dtype(const std::string& op, const std::string& name, const Tensor& t,
-                      const char* of, const Tensor& expected, const char* way_out = "") {
+void check_same_dtype(const std::string& op, const Name& name, const Tensor& t, const char* of,
+                      const Tensor& expected, const char* way_out = "") {
   if (t.scalar_type() != expected.scalar_type()) {
-    fail(op + name + " must have the dtype of " + of + ", " + dtype_name(expected) + ", got " +
-         dtype_name(t) + way_out);
+    fail(op + name.str() + " must have the dtype of " + of + ", " + dtype_name(expected) +
+         ", got " + dtype_name(t) + way_out);
   }
 }
 
-void check_same_device(const std::string& op, const std::string& name, const Tensor& t,
-                       const char* of, const Tensor& expected) {
+void check_same_device(const std::string& op, const Name& name, const Tensor& t, const char* of,
+                       const Tensor& expected) {
   if (t.device() != expected.device()) {
-    fail(op + name + " must be on the device of " + of + ", " + device_name(expected) + ", got " +
-         device_name(t));
+    fail(op + name.str() + " must be on the device of " + of + ", " + device_name(expected) +
+         ", got " + device_name(t));
   }
+}
+
+// torch::stable::new_empty without its boxed call through torch's dispatcher, which takes longer.
+Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
+  int32_t type = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  int32_t layout = aoti_torch_layout_strided(), device = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  AtenTensorHandle result = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_aten_new_empty(like.get(), sizes.data(), int64_t(sizes.size()), &type, &layout,
+                                &device, like.get_device_index(), nullptr, &result));
+  return Tensor(result);
 }
 
 constexpr const char* kCastHint = "; convert one of them or use torch.autocast";
@@ -185,14 +209,14 @@ void check_fused(const char* op_name, const Tensor& input, const Parameters& par
     fail(op + "base_weight must be " + supported_dtypes() + ", got " +
          dtype_name(params.base_weight));
   }
-  for_each_parameter(params, [&](const std::string& name, const Tensor& t) {
+  for_each_parameter(params, [&](const Name& name, const Tensor& t) {
     if (rule == DTypeRule::kStrict) {
       check_same_dtype(op, name, t, "input", input, kCastHint);
     } else {
       check_same_dtype(op, name, t, "base_weight", params.base_weight);
     }
   });
-  for_each_parameter(params, [&](const std::string& name, const Tensor& t) {
+  for_each_parameter(params, [&](const Name& name, const Tensor& t) {
     check_same_device(op, name, t, "input", input);
   });
 }
@@ -201,11 +225,11 @@ void check_grad(const Tensor& grad_output, const Tensor& input, const Parameters
                 const std::vector<bool>& output_mask) {
   check_fused("fused_backward", input, params, DTypeRule::kMixed);
   const std::string op = "fused_backward: ";
-  if (sizes_of(grad_output) != sizes_of(input)) {
+  if (!has_sizes(grad_output, input.sizes())) {
     fail(op + "grad_output must be " + shape(input) + " like input, got " + shape(grad_output));
   }
-  check_same_dtype(op, "grad_output", grad_output, "input", input);
-  check_same_device(op, "grad_output", grad_output, "input", input);
+  check_same_dtype(op, {"grad_output"}, grad_output, "input", input);
+  check_same_device(op, {"grad_output"}, grad_output, "input", input);
   const size_t entries = 4 + 2 * params.weights.size();
   if (output_mask.size() != entries) {
     fail(op + "output_mask must have 4 + 2*levels = " + std::to_string(entries) + " entries, got " +
@@ -224,11 +248,11 @@ void check_analysis_conv(const Tensor& input, const Tensor& weight, const Tensor
     fail(op + "weight must be [4*C, 1, k, k] with 4*C = " + std::to_string(groups) + " and " +
          kKernelRange + ", got " + shape(weight));
   }
-  check_shape(op, "scale", "[1, 4*C, 1, 1]", scale, {1, groups, 1, 1});
-  check_same_dtype(op, "weight", weight, "input", input, kCastHint);
-  check_same_dtype(op, "scale", scale, "input", input, kCastHint);
-  check_same_device(op, "weight", weight, "input", input);
-  check_same_device(op, "scale", scale, "input", input);
+  check_shape(op, {"scale"}, "[1, 4*C, 1, 1]", scale, {1, groups, 1, 1});
+  check_same_dtype(op, {"weight"}, weight, "input", input, kCastHint);
+  check_same_dtype(op, {"scale"}, scale, "input", input, kCastHint);
+  check_same_device(op, {"weight"}, weight, "input", input);
+  check_same_device(op, {"scale"}, scale, "input", input);
 }
 
 void check_synthesis(const Tensor& base, const std::vector<Tensor>& coefficients) {
@@ -241,15 +265,14 @@ void check_synthesis(const Tensor& base, const std::vector<Tensor>& coefficients
     width = (width + 1) / 2;
     const std::string block = std::to_string(int64_t(2) << i);
     const std::string symbols = "[B, 4*C, ceil(H/" + block + "), ceil(W/" + block + ")]";
-    check_shape(op, "coefficients[" + std::to_string(i) + "]", symbols.c_str(), coefficients[i],
+    check_shape(op, {"coefficients", int64_t(i)}, symbols.c_str(), coefficients[i],
                 {base.size(0), 4 * base.size(1), height, width});
   }
   for (size_t i = 0; i < coefficients.size(); ++i) {
-    check_same_dtype(op, "coefficients[" + std::to_string(i) + "]", coefficients[i], "base", base,
-                     kCastHint);
+    check_same_dtype(op, {"coefficients", int64_t(i)}, coefficients[i], "base", base, kCastHint);
   }
   for (size_t i = 0; i < coefficients.size(); ++i) {
-    check_same_device(op, "coefficients[" + std::to_string(i) + "]", coefficients[i], "base", base);
+    check_same_device(op, {"coefficients", int64_t(i)}, coefficients[i], "base", base);
   }
 }
 
@@ -266,6 +289,10 @@ DType dtype_of(const Tensor& tensor) {
   }
 }
 
+Tensor as_contiguous(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
 bool prefers_channels_last(const Tensor& tensor) {
   return tensor.size(1) > 1 && tensor.stride(1) == 1 && !tensor.is_contiguous();
 }
@@ -277,10 +304,9 @@ Tensor empty_image(const Tensor& like, const std::vector<int64_t>& sizes, bool c
 Tensor allocate(const Tensor& like, const std::vector<int64_t>& sizes,
                 torch::headeronly::ScalarType dtype, bool channels_last) {
   try {
+    if (!channels_last) return new_empty(like, sizes, dtype);
     return torch::stable::empty({sizes.data(), sizes.size()}, dtype, std::nullopt, like.device(),
-                                std::nullopt,
-                                channels_last ? torch::headeronly::MemoryFormat::ChannelsLast
-                                              : torch::headeronly::MemoryFormat::Contiguous);
+                                std::nullopt, torch::headeronly::MemoryFormat::ChannelsLast);
   } catch (const std::exception&) {
     std::string shape;
     for (const int64_t size : sizes) shape += (shape.empty() ? "" : ", ") + std::to_string(size);

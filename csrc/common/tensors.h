@@ -39,6 +39,9 @@ void check_synthesis(const Tensor& base, const std::vector<Tensor>& coefficients
 // The dtype of a checked tensor.
 DType dtype_of(const Tensor& tensor);
 
+// The tensor itself where it is contiguous, without a call through torch's dispatcher.
+Tensor as_contiguous(const Tensor& tensor);
+
 // Layout of an output made from `tensor`: channels_last where its channels are consecutive.
 bool prefers_channels_last(const Tensor& tensor);
 

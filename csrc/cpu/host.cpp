@@ -8,7 +8,7 @@ Parameters prepare(const Parameters& params, DType activations) {
   const auto scalar =
       in_double ? torch::headeronly::ScalarType::Double : torch::headeronly::ScalarType::Float;
   const auto ready = [&](const Tensor& t) {
-    return torch::stable::contiguous(convert ? torch::stable::to(t, scalar) : t);
+    return as_contiguous(convert ? torch::stable::to(t, scalar) : t);
   };
   Parameters result{ready(params.base_weight), std::nullopt, ready(params.base_scale), {}, {}};
   if (params.base_bias) result.base_bias = ready(*params.base_bias);

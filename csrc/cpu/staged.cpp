@@ -32,8 +32,8 @@ std::tuple<Tensor, Tensor> analysis_conv(const Tensor& input, const Tensor& give
   Tensor lowpass = empty_image(input, {batch, channels, g.height[1], g.width[1]}, channels_last);
   if (input.numel() == 0) return {coefficients, lowpass};
 
-  const Tensor weight = torch::stable::contiguous(given_weight);
-  const Tensor scale = torch::stable::contiguous(given_scale);
+  const Tensor weight = as_contiguous(given_weight);
+  const Tensor scale = as_contiguous(given_scale);
   const Blocks blocks(dtype_of(input), channels);
   const Kernels& kernels = blocks.kernels();
   const TilePlan plan = plan_tile(g, forward_padding(g.kernel_size), 0, g.height[0]);

@@ -41,7 +41,7 @@ void check_launch(const char* error) {
 }
 
 Parameters prepare(const Parameters& p) {
-  const auto ready = [](const Tensor& t) { return torch::stable::contiguous(t); };
+  const auto ready = [](const Tensor& t) { return as_contiguous(t); };
   Parameters result{ready(p.base_weight), std::nullopt, ready(p.base_scale), {}, {}};
   if (p.base_bias) result.base_bias = ready(*p.base_bias);
   for (const Tensor& t : p.weights) result.weights.push_back(ready(t));

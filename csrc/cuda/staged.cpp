@@ -19,11 +19,8 @@ std::tuple<Tensor, Tensor> analysis_conv(const Tensor& input, const Tensor& weig
   if (input.numel() == 0) return {coefficients, lowpass};
 
   // One level without a base path: the base weight only tells the kernel size.
-  const Parameters params{weight,
-                          std::nullopt,
-                          scale,
-                          {torch::stable::contiguous(weight)},
-                          {torch::stable::contiguous(scale)}};
+  const Parameters params{
+      weight, std::nullopt, scale, {as_contiguous(weight)}, {as_contiguous(scale)}};
   const Call call(params, input);
   const DType dtype = dtype_of(input);
   const Plane plane{input_view(input), dtype, height, width, channels_last};

@@ -1,0 +1,34 @@
+// An operator with the arguments of wtconv::fused_forward that allocates an output and does nothing
+// else: what a call of any such operator costs. bench/empty_operator.py defines its schema.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <optional>
+#include <vector>
+
+using torch::stable::Tensor;
+
+namespace {
+
+Tensor empty_forward(const Tensor& input, const Tensor&, std::optional<Tensor>, const Tensor&,
+                     std::vector<Tensor>, std::vector<Tensor>) {
+  int32_t type, layout, device;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(input.get(), &type));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(input.get(), &layout));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(input.get(), &device));
+  AtenTensorHandle output = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_aten_new_empty(input.get(), input.sizes().data(), input.dim(), &type, &layout,
+                                &device, input.get_device_index(), nullptr, &output));
+  return Tensor(output);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(wtconv_bench, CPU, m) {
+  m.impl("empty_forward", TORCH_BOX(&empty_forward));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(wtconv_bench, CUDA, m) {
+  m.impl("empty_forward", TORCH_BOX(&empty_forward));
+}
