@@ -30,7 +30,7 @@ def embed(
     values: Tensor,
     order: Sequence[int] | None = None,
     steps: Sequence[int] | None = None,
-    margin: int = 1,
+    margin: int | Sequence[int] = 1,
 ) -> Tensor:
     """The values as a view of a larger tensor that is NaN everywhere else.
 
@@ -39,12 +39,16 @@ def embed(
         order: Dimensions from the outermost in memory to the innermost; as in ``values`` if None.
         steps: Distance of neighbours along each dimension, in places of the larger tensor; 1 if
             None.
-        margin: NaN places before and after the values along every dimension.
+        margin: NaN places before and after the values along every dimension, or along each.
     """
     order = range(values.dim()) if order is None else order
     steps = [1] * values.dim() if steps is None else steps
-    shape = [2 * margin + max(0, (values.shape[d] - 1) * steps[d] + 1) for d in order]
-    inside = [slice(margin, size - margin, steps[d]) for d, size in zip(order, shape, strict=True)]
+    around = [margin] * values.dim() if isinstance(margin, int) else margin
+    shape, inside = [], []
+    for d in order:
+        extent = max(0, (values.shape[d] - 1) * steps[d] + 1)
+        shape.append(extent + 2 * around[d])
+        inside.append(slice(around[d], extent + around[d], steps[d]))
     view = values.new_full(shape, torch.nan)[tuple(inside)]
     view.copy_(values.permute(tuple(order)))
     return view.permute([list(order).index(d) for d in range(values.dim())])

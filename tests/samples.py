@@ -59,22 +59,28 @@ class Sample:
         *,
         requires_grad: bool = False,
         seed: int = 0,
+        generator: torch.Generator | None = None,
     ) -> Arguments:
-        """Arguments of fused_forward in the order of the schema."""
-        generator = torch.Generator().manual_seed(seed)
+        """Arguments of fused_forward in the order of the schema.
+
+        Drawn on the CPU, the same for every device, unless a generator is given.
+        """
+        source = torch.Generator().manual_seed(seed) if generator is None else generator
 
         def place(values: Tensor) -> Tensor:
             return values.to(device, dtype).requires_grad_(requires_grad)
 
         def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator, dtype=torch.float64)
+            return torch.randn(shape, generator=source, dtype=torch.float64, device=source.device)
 
         def weight(groups: int) -> Tensor:
             return place(normal(groups, 1, self.kernel_size, self.kernel_size) / self.kernel_size)
 
         def scale(groups: int) -> Tensor:
             signs = torch.sign(normal(1, groups, 1, 1))
-            size = torch.rand(signs.shape, generator=generator, dtype=torch.float64)
+            size = torch.rand(
+                signs.shape, generator=source, dtype=torch.float64, device=source.device
+            )
             return place(signs * (0.5 + size))
 
         groups = 4 * self.channels

@@ -15,7 +15,7 @@ import pytest
 import torch
 from budget import relative_error
 from memory import embed
-from rounding import assert_rounded, magnitudes, output_and_gradients
+from rounding import assert_follows_reference
 from samples import DTYPES, LAYOUTS, SAMPLES, Arguments, Sample, flatten, lay_out, unflatten
 from torch import Tensor
 
@@ -58,17 +58,6 @@ def by_flag(outputs: Sequence[Tensor], levels: int) -> list[Tensor]:
     *base, weights, scales = outputs
     apart = [t if t.shape != (0,) else [t] * levels for t in (weights, scales)]
     return [*base, *apart[0], *apart[1]]
-
-
-def assert_follows_reference(
-    ours: Sequence[Tensor], arguments: Arguments, grad_output: Tensor
-) -> None:
-    """Output and gradients, in the order of output_mask, are the reference's; false for NaN."""
-    exact = output_and_gradients(arguments, grad_output)
-    sizes = magnitudes(arguments, grad_output)
-    for i, (result, value, size) in enumerate(zip(ours, exact, sizes, strict=True)):
-        if value is not None and size is not None:
-            assert_rounded(result, value, size, f"result {i}")
 
 
 def assert_equal(ours: Tensor, exact: Tensor) -> None:
