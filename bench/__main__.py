@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 import wtconv_ops
-from bench import arguments, compiled, cuda_report, host, ncu, traffic
+from bench import arguments, compiled, cuda_report, host, host_compiled, ncu, traffic
 from bench.csv_file import write_csv
 from bench.cuda_check import NumbersDifferError as GpuNumbersDifferError
 from bench.cuda_providers import load_upstream_fused
@@ -199,8 +199,11 @@ def _host(options: argparse.Namespace) -> int:
         _require_kernels(device, f"host --device {device}", settings.kernel_size)
     with _progress() as progress:
         rows = host.run(settings, progress)
+        compiled_rows = host_compiled.run(settings, progress) if options.compiled else []
     host.print_host(rows, _console(120))
-    _save(rows, options)
+    if compiled_rows:
+        host_compiled.print_compiled_host(compiled_rows, _console(160))
+    _save([*rows, *compiled_rows], options)
     return 0
 
 

@@ -107,6 +107,8 @@ def _add_host(command: argparse.ArgumentParser) -> None:
     _add_dtype(command)
     _add(command, "--rounds", "samples of each call", 101, type=_positive, metavar="N")
     _add(command, "--threads", "intra-op threads", 2, type=_positive, metavar="N")
+    text = "add the compiled layer, alone and in a network of four"
+    command.add_argument("--compiled", action="store_true", help=text)
     _add_csv(command)
 
 
