@@ -13,6 +13,7 @@ from rich.console import Console
 
 import wtconv_ops
 from bench import arguments, compiled, cuda_report, host, host_compiled, ncu, traffic
+from bench.compiled_report import print_compiled
 from bench.csv_file import write_csv
 from bench.cuda_check import NumbersDifferError as GpuNumbersDifferError
 from bench.cuda_providers import load_upstream_fused
@@ -81,7 +82,7 @@ def _compile(options: argparse.Namespace) -> int:
     machine = gpu_line("cuda") if cuda else f"{processor_name()}; torch {torch.__version__}"
     with tf32(False), threads(options.threads), _progress(lines=True) as progress:
         rows = compiled.run(settings, progress)
-    compiled.print_compiled(rows, machine, _console(160))
+    print_compiled(rows, machine, _console(160))
     if options.csv is not None:
         write_csv(rows, options.csv, machine)
     if options.figure is not None:
