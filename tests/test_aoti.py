@@ -114,6 +114,30 @@ def test_package_of_a_decomposed_program_needs_no_library(device: str, tmp_path:
     assert_close(results, [model(image).detach() for image in images])
 
 
+class Synthesis(torch.nn.Module):
+    """Two levels of coefficients onto an image."""
+
+    def forward(self, base: Tensor) -> Any:
+        half = base[:, :, ::2, ::2].repeat(1, 4, 1, 1)
+        quarter = base[:, :, ::4, ::4].repeat(1, 4, 1, 1)
+        return torch.ops.wtconv.synthesis(base.sin(), [half.cos(), quarter])
+
+
+def test_package_with_synthesis_as_a_loop_needs_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, images = Synthesis(), make_images()[-1:]
+    program = torch.export.export(model, (images[0],))
+    for option, failure in (("pointwise", ""), ("extern", "schema for wtconv::synthesis")):
+        monkeypatch.setenv("WTCONV_INDUCTOR_SYNTHESIS", option)
+        file = compile_package(program, tmp_path / f"{option}.pt2")
+        results, said = run_in_new_process(file, tmp_path, images)
+        assert (results is None) == bool(failure), said
+        assert failure in said
+        if results is not None:
+            assert_close(results, [model(image) for image in images])
+
+
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The C++ program, built by the line of the README."""
