@@ -1,4 +1,4 @@
-"""Command line: ``python -m bench run``, ``compile``, ``model``, ``traffic`` and ``host``."""
+"""Command line of ``python -m bench``; the commands are listed in :mod:`bench.arguments`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 import wtconv_ops
-from bench import arguments, compiled, cuda_report, host, host_compiled, ncu, traffic
+from bench import arguments, compiled, cuda_report, host, host_compiled, ncu, synthesis, traffic
 from bench.compiled_report import print_compiled
 from bench.csv_file import write_csv
 from bench.cuda_check import NumbersDifferError as GpuNumbersDifferError
@@ -35,6 +35,13 @@ from bench.shapes import (
 from bench.timing import threads
 from wtconv_ops.demo.timing import processor_name
 
+_WRONG_NUMBERS = (
+    NumbersDifferError,
+    GpuNumbersDifferError,
+    compiled.WrongNumbersError,
+    synthesis.WrongSynthesisError,
+)
+
 
 class _CannotRunError(Exception):
     """The machine lacks what a command needs."""
@@ -49,10 +56,11 @@ def main(command_line: Sequence[str] | None = None) -> int:
         "traffic": _traffic,
         "host": _host,
         "compile": _compile,
+        "synthesis": _synthesis,
     }
     try:
         return commands[options.command](options)
-    except (NumbersDifferError, GpuNumbersDifferError, compiled.WrongNumbersError) as error:
+    except _WRONG_NUMBERS as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     except (FileNotFoundError, NoSuchShapeError, _CannotRunError, ncu.NcuError) as error:
@@ -205,6 +213,23 @@ def _host(options: argparse.Namespace) -> int:
     if compiled_rows:
         host_compiled.print_compiled_host(compiled_rows, _console(160))
     _save([*rows, *compiled_rows], options)
+    return 0
+
+
+def _synthesis(options: argparse.Namespace) -> int:
+    settings = synthesis.SynthesisSettings(
+        device=options.device,
+        sizes=tuple(options.shape),
+        levels=tuple(dict.fromkeys(options.levels)),
+        dtypes=tuple(dict.fromkeys(options.dtype)),
+        rounds=options.rounds,
+        threads=options.threads,
+    )
+    _require_kernels(options.device, f"synthesis --device {options.device}", 1)
+    with _progress(lines=True) as progress:
+        rows = synthesis.run(settings, progress)
+    synthesis.print_synthesis(rows, _console(120))
+    _save(rows, options)
     return 0
 
 

@@ -29,6 +29,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     _add_compile(
         commands.add_parser("compile", help="eager against torch.compile, alone and in a network")
     )
+    _add_synthesis(
+        commands.add_parser("synthesis", help="the two lowerings of synthesis, with neighbours")
+    )
     return parser.parse_args(arguments)
 
 
@@ -126,6 +129,18 @@ def _add_compile(command: argparse.ArgumentParser) -> None:
     _add_csv(command)
     _add(command, "--figure", "draw the times; needs matplotlib", type=Path, metavar="PATH")
     command.add_argument("--quick", action="store_true", help="tiny models, to test the benchmark")
+
+
+def _add_synthesis(command: argparse.ArgumentParser) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sizes = [Size(8, 96, 56, 56), Size(2, 64, 128, 128)]
+    _add(command, "--device", "where to run", device, choices=("cpu", "cuda"))
+    _add(command, "--shape", "one or more BxCxHxW", sizes, nargs="+", type=_size, metavar="SHAPE")
+    _add(command, "--levels", "one or more numbers of levels", [1, 3], nargs="+", type=_positive)
+    _add_dtype(command)
+    _add(command, "--rounds", "samples of each variant", 11, type=_positive, metavar="N")
+    _add(command, "--threads", "intra-op threads", 2, type=_positive, metavar="N")
+    _add_csv(command)
 
 
 def _size(text: str) -> Size:

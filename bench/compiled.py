@@ -25,9 +25,10 @@ from bench import generated_code
 from bench.compile_cache import cache_folder
 from bench.cuda_memory import peak_mib
 from bench.cuda_providers import LAYOUTS
-from bench.cuda_timing import Call, ColdTimer, Sampler, Timer, interleaved_medians
+from bench.cuda_timing import Call, ColdTimer, Timer, interleaved_medians
 from bench.graph_trace import device_work, replay_gap_us
 from bench.shapes import Size
+from bench.timing import WallClock
 from wtconv_ops import WTConv2d
 from wtconv_ops.demo.network import Block, randomise
 from wtconv_ops.demo.reference_layer import ReferenceWTConv2d
@@ -140,18 +141,6 @@ def _caches_of(variant: str, folder: str) -> Path:
     return Path(folder) / variant.replace(" ", "_")
 
 
-class _WallClock:
-    """Wall time, for the CPU."""
-
-    def prepare(self, call: Call, method: str) -> Sampler:
-        def sample() -> float:
-            start = time.perf_counter()
-            call()
-            return (time.perf_counter() - start) * 1e3
-
-        return sample
-
-
 def run(settings: CompileSettings, progress: Callable[[str], None]) -> list[CompileRow]:
     """Check every variant against the eager reference, then time it.
 
@@ -159,7 +148,7 @@ def run(settings: CompileSettings, progress: Callable[[str], None]) -> list[Comp
         WrongNumbersError: a variant's output is too far from the reference's.
     """
     device = torch.device(settings.device)
-    clock: Timer = ColdTimer(device) if device.type == "cuda" else _WallClock()
+    clock: Timer = ColdTimer(device) if device.type == "cuda" else WallClock()
     rows: list[CompileRow] = []
     for subject in settings.subjects:
         for precision in settings.precisions:

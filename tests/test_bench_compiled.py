@@ -18,6 +18,7 @@ from bench import compiled, compiled_report
 from bench.__main__ import main
 from bench.compiled_figure import draw
 from bench.shapes import Size
+from bench.timing import WallClock
 
 pytestmark = pytest.mark.usefixtures("ops")
 VARIANTS = ["reference eager", "reference compiled", "ours eager", "ours compiled"]
@@ -122,7 +123,7 @@ def test_code_that_a_later_compilation_forgot_comes_back_from_the_caches(
         return found
 
     case._compile = compile_and_count_anew  # type: ignore[method-assign]
-    rows = case.measure("inference", compiled._WallClock(), 1)
+    rows = case.measure("inference", WallClock(), 1)
     assert [r.variant for r in rows] == VARIANTS
     assert counters["aot_autograd"]["autograd_cache_hit"] == 1  # of the reference
     assert counters["aot_autograd"]["autograd_cache_miss"] == 0
@@ -143,7 +144,7 @@ def test_a_block_on_a_gpu_has_a_row_under_reduce_overhead(
     monkeypatch.setattr(compiled, "replay_gap_us", lambda call, device: 1.25)
     methods = []
 
-    class Clock(compiled._WallClock):
+    class Clock(WallClock):
         def prepare(self, call: Any, method: str) -> Any:
             methods.append(method)
             return super().prepare(call, method)
