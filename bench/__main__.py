@@ -83,6 +83,7 @@ def _compile(options: argparse.Namespace) -> int:
         device=options.device,
         precisions=tuple(dict.fromkeys(options.dtype)),
         layouts=arguments.layouts(options),
+        modes=tuple(dict.fromkeys(options.mode)),
         rounds=options.rounds,
     )
     _require_kernels(options.device, f"--device {options.device}", 5)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bench.compiled import PRECISIONS, SUBJECTS
+from bench.compiled import MODES, PRECISIONS, SUBJECTS
 from bench.cuda_run import DTYPES
 from bench.cuda_timing import METHODS
 from bench.run import LAYOUTS
@@ -122,6 +122,7 @@ def _add_compile(command: argparse.ArgumentParser) -> None:
     _add(command, "--subject", text, list(SUBJECTS), nargs="+", choices=SUBJECTS)
     text = "float32, or bfloat16 under autocast; one or both"
     _add(command, "--dtype", text, list(PRECISIONS), nargs="+", choices=PRECISIONS)
+    _add(command, "--mode", "one or both", list(MODES), nargs="+", choices=MODES)
     _add_layout(command)
     _add(command, "--batch", "images of a batch", 64, type=_positive, metavar="N")
     _add(command, "--rounds", "samples of each variant", 11, type=_positive, metavar="N")

@@ -54,6 +54,19 @@ def test_command_measures_every_variant(tmp_path: Path, fresh_compiler: None) ->
         assert bool(r["kernels"]) == ("compiled" in r["variant"])
 
 
+def test_only_the_modes_asked_for_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def measure(self: Any, mode: str, clock: Any, rounds: int) -> list[compiled.CompileRow]:
+        asked.append((self.precision, mode))
+        return [row(mode=mode)]
+
+    monkeypatch.setattr(compiled._Case, "measure", measure)
+    line = "compile --device cpu --quick --subject layer --dtype float32 bfloat16 --mode"
+    assert main([*line.split(), "training"]) == 0
+    assert asked == [("float32", "training"), ("bfloat16", "training")]
+
+
 class Picky(nn.Module):
     """Takes even widths only."""
 
