@@ -1,4 +1,4 @@
-"""Command line: ``python -m bench run``, ``compile``, ``model``, ``traffic`` and ``host``."""
+"""Command line of ``python -m bench``; the commands are listed in :mod:`bench.arguments`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 from rich.console import Console
 
 import wtconv_ops
-from bench import arguments, compiled, cuda_report, host, ncu, traffic
+from bench import arguments, compiled, cuda_report, host, host_compiled, ncu, synthesis, traffic
+from bench.compiled_report import print_compiled
 from bench.csv_file import write_csv
 from bench.cuda_check import NumbersDifferError as GpuNumbersDifferError
 from bench.cuda_providers import load_upstream_fused
@@ -34,6 +35,13 @@ from bench.shapes import (
 from bench.timing import threads
 from wtconv_ops.demo.timing import processor_name
 
+_WRONG_NUMBERS = (
+    NumbersDifferError,
+    GpuNumbersDifferError,
+    compiled.WrongNumbersError,
+    synthesis.WrongSynthesisError,
+)
+
 
 class _CannotRunError(Exception):
     """The machine lacks what a command needs."""
@@ -48,10 +56,11 @@ def main(command_line: Sequence[str] | None = None) -> int:
         "traffic": _traffic,
         "host": _host,
         "compile": _compile,
+        "synthesis": _synthesis,
     }
     try:
         return commands[options.command](options)
-    except (NumbersDifferError, GpuNumbersDifferError, compiled.WrongNumbersError) as error:
+    except _WRONG_NUMBERS as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     except (FileNotFoundError, NoSuchShapeError, _CannotRunError, ncu.NcuError) as error:
@@ -74,6 +83,7 @@ def _compile(options: argparse.Namespace) -> int:
         device=options.device,
         precisions=tuple(dict.fromkeys(options.dtype)),
         layouts=arguments.layouts(options),
+        modes=tuple(dict.fromkeys(options.mode)),
         rounds=options.rounds,
     )
     _require_kernels(options.device, f"--device {options.device}", 5)
@@ -81,7 +91,7 @@ def _compile(options: argparse.Namespace) -> int:
     machine = gpu_line("cuda") if cuda else f"{processor_name()}; torch {torch.__version__}"
     with tf32(False), threads(options.threads), _progress(lines=True) as progress:
         rows = compiled.run(settings, progress)
-    compiled.print_compiled(rows, machine, _console(160))
+    print_compiled(rows, machine, _console(160))
     if options.csv is not None:
         write_csv(rows, options.csv, machine)
     if options.figure is not None:
@@ -200,7 +210,27 @@ def _host(options: argparse.Namespace) -> int:
         _require_kernels(device, f"host --device {device}", settings.kernel_size)
     with _progress() as progress:
         rows = host.run(settings, progress)
+        compiled_rows = host_compiled.run(settings, progress) if options.compiled else []
     host.print_host(rows, _console(120))
+    if compiled_rows:
+        host_compiled.print_compiled_host(compiled_rows, _console(160))
+    _save([*rows, *compiled_rows], options)
+    return 0
+
+
+def _synthesis(options: argparse.Namespace) -> int:
+    settings = synthesis.SynthesisSettings(
+        device=options.device,
+        sizes=tuple(options.shape),
+        levels=tuple(dict.fromkeys(options.levels)),
+        dtypes=tuple(dict.fromkeys(options.dtype)),
+        rounds=options.rounds,
+        threads=options.threads,
+    )
+    _require_kernels(options.device, f"synthesis --device {options.device}", 1)
+    with _progress(lines=True) as progress:
+        rows = synthesis.run(settings, progress)
+    synthesis.print_synthesis(rows, _console(120))
     _save(rows, options)
     return 0
 

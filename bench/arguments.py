@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bench.compiled import PRECISIONS, SUBJECTS
+from bench.compiled import MODES, PRECISIONS, SUBJECTS
 from bench.cuda_run import DTYPES
 from bench.cuda_timing import METHODS
 from bench.run import LAYOUTS
@@ -29,6 +29,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     _add_host(commands.add_parser("host", help="time a call takes on a tiny input"))
     _add_compile(
         commands.add_parser("compile", help="eager against torch.compile, alone and in a network")
+    )
+    _add_synthesis(
+        commands.add_parser("synthesis", help="the two lowerings of synthesis, with neighbours")
     )
     return parser.parse_args(arguments)
 
@@ -109,6 +112,8 @@ def _add_host(command: argparse.ArgumentParser) -> None:
     _add_dtype(command)
     _add(command, "--rounds", "samples of each call", 101, type=_positive, metavar="N")
     _add(command, "--threads", "intra-op threads", 2, type=_positive, metavar="N")
+    text = "add the compiled layer, alone and in a network of four"
+    command.add_argument("--compiled", action="store_true", help=text)
     _add_csv(command)
 
 
@@ -119,6 +124,7 @@ def _add_compile(command: argparse.ArgumentParser) -> None:
     _add(command, "--subject", text, list(SUBJECTS), nargs="+", choices=SUBJECTS)
     text = "float32, or bfloat16 under autocast; one or both"
     _add(command, "--dtype", text, list(PRECISIONS), nargs="+", choices=PRECISIONS)
+    _add(command, "--mode", "one or both", list(MODES), nargs="+", choices=MODES)
     _add_layout(command)
     _add(command, "--batch", "images of a batch", 64, type=_positive, metavar="N")
     _add(command, "--rounds", "samples of each variant", 11, type=_positive, metavar="N")
@@ -126,6 +132,18 @@ def _add_compile(command: argparse.ArgumentParser) -> None:
     _add_csv(command)
     _add(command, "--figure", "draw the times; needs matplotlib", type=Path, metavar="PATH")
     command.add_argument("--quick", action="store_true", help="tiny models, to test the benchmark")
+
+
+def _add_synthesis(command: argparse.ArgumentParser) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sizes = [Size(8, 96, 56, 56), Size(2, 64, 128, 128)]
+    _add(command, "--device", "where to run", device, choices=("cpu", "cuda"))
+    _add(command, "--shape", "one or more BxCxHxW", sizes, nargs="+", type=_size, metavar="SHAPE")
+    _add(command, "--levels", "one or more numbers of levels", [1, 3], nargs="+", type=_positive)
+    _add_dtype(command)
+    _add(command, "--rounds", "samples of each variant", 11, type=_positive, metavar="N")
+    _add(command, "--threads", "intra-op threads", 2, type=_positive, metavar="N")
+    _add_csv(command)
 
 
 def _size(text: str) -> Size:

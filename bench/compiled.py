@@ -1,29 +1,34 @@
 """``python -m bench compile``: the layer in and out of ``torch.compile``, alone and in a network.
 
 Each model is built twice on the same weights, with the reference layer and with ours; each runs
-eagerly and compiled, ours on a GPU also as a replayed CUDA graph. Cold compilation starts from an
-empty cache folder, warm compilation forgets the compiled code and finds that folder filled.
+eagerly and compiled, ours on a GPU also as a replayed CUDA graph, the block under reduce-overhead
+too. Cold compilation starts from an empty cache folder, warm compilation forgets the compiled code
+and finds that folder filled.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, cast
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from bench import generated_code
+from bench.compile_cache import cache_folder
+from bench.cuda_memory import peak_mib
 from bench.cuda_providers import LAYOUTS
-from bench.cuda_timing import Call, ColdTimer, Sampler, Timer, interleaved_medians
+from bench.cuda_timing import Call, ColdTimer, Timer, interleaved_medians
+from bench.graph_trace import device_work, replay_gap_us
 from bench.shapes import Size
+from bench.timing import WallClock
 from wtconv_ops import WTConv2d
 from wtconv_ops.demo.network import Block, randomise
 from wtconv_ops.demo.reference_layer import ReferenceWTConv2d
@@ -32,9 +37,10 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {"reference": ReferenceWTConv2d, "
 #: float32, or bfloat16 under autocast with float32 parameters.
 PRECISIONS = ("float32", "bfloat16")
 MODES = ("inference", "training")
-NETWORK = "WTConvNeXt-T"
-SUBJECTS = ("layer", "block", NETWORK)
-GRAPH = "ours CUDA graph"  # a variant
+BLOCK, NETWORK = "block", "WTConvNeXt-T"
+SUBJECTS = ("layer", BLOCK, NETWORK)
+OURS, GRAPH = "ours compiled", "ours CUDA graph"  # variants
+REPLAYED = "ours reduce-overhead"  # a variant of the block on a GPU
 PEER = "ConvNeXt-T compiled"  # a variant of the network: the one it was made from
 #: Relative error of the output against the eager reference that a variant may have.
 LIMITS = {"float32": 1e-4, "bfloat16": 5e-2}
@@ -57,6 +63,7 @@ class CompileSettings:
     device: str
     precisions: tuple[str, ...] = PRECISIONS
     layouts: tuple[str, ...] = tuple(LAYOUTS)
+    modes: tuple[str, ...] = MODES
     rounds: int = 11
 
 
@@ -76,7 +83,8 @@ class CompileRow:
     graphs: int | None
     graph_breaks: int | None
     recompiles: int | None  # graphs more for another, odd size; of the network not asked
-    peak_mib: float | None
+    peak_mib: float | None  # of a call, its image included
+    gap_us: float | None  # longest time between two kernels of a graph that reduce-overhead replays
     cold_compile_s: float | None
     warm_compile_s: float | None
     error: float | None  # of the peer there is none
@@ -102,7 +110,7 @@ def subjects(names: Sequence[str], batch: int, quick: bool = False) -> tuple[Sub
     size = Size(batch, channels, side, side)
     every = (
         Subject("layer", size, layer),
-        Subject("block", size, lambda of: Block(layer(of), channels)),
+        Subject(BLOCK, size, lambda of: Block(layer(of), channels)),
         Subject(NETWORK, Size(batch, 3, 224, 224), _network),
     )
     return tuple(subject for subject in every if subject.name in names)
@@ -126,16 +134,12 @@ def _peer() -> nn.Module:
     return model
 
 
-class _WallClock:
-    """Wall time, for the CPU."""
+def _activities(cuda: bool) -> list[ProfilerActivity]:
+    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
 
-    def prepare(self, call: Call, method: str) -> Sampler:
-        def sample() -> float:
-            start = time.perf_counter()
-            call()
-            return (time.perf_counter() - start) * 1e3
 
-        return sample
+def _caches_of(variant: str, folder: str) -> Path:
+    return Path(folder) / variant.replace(" ", "_")
 
 
 def run(settings: CompileSettings, progress: Callable[[str], None]) -> list[CompileRow]:
@@ -145,14 +149,14 @@ def run(settings: CompileSettings, progress: Callable[[str], None]) -> list[Comp
         WrongNumbersError: a variant's output is too far from the reference's.
     """
     device = torch.device(settings.device)
-    clock: Timer = ColdTimer(device) if device.type == "cuda" else _WallClock()
+    clock: Timer = ColdTimer(device) if device.type == "cuda" else WallClock()
     rows: list[CompileRow] = []
     for subject in settings.subjects:
         for precision in settings.precisions:
             for layout in settings.layouts:
                 progress(f"{subject.name} {precision} {layout}")
                 case = _Case(subject, precision, layout, device)
-                for mode in MODES:
+                for mode in settings.modes:
                     rows += case.measure(mode, clock, settings.rounds)
     return rows
 
@@ -199,10 +203,11 @@ class _Case:
 
         return inference if mode == "inference" else training
 
-    def _output(self, model: nn.Module) -> Tensor:
-        with torch.no_grad(), self._precision():
-            output: Tensor = model(self.image)
-        return output.float()
+    def _output(self, model: nn.Module, mode: str) -> Tensor:
+        leaf = self.image.detach().requires_grad_()
+        with torch.set_grad_enabled(mode == "training"), self._precision():
+            output: Tensor = model(leaf if mode == "training" else self.image)
+        return output.detach().float()
 
     def measure(self, mode: str, clock: Timer, rounds: int) -> list[CompileRow]:
         """A row for each variant; the samples of the variants take turns.
@@ -211,31 +216,57 @@ class _Case:
         nothing is left of it. Kernels, copies and memory of the graph are those of the eager call
         that it captured.
         """
-        exact = self._output(self.models["reference"])
-        calls: dict[str, Call] = {}
-        facts: dict[str, dict[str, Any]] = {}
-        for name, model in self.models.items():
-            calls[f"{name} eager"] = self._call(model, mode, self.image)
-            facts[f"{name} eager"] = {"error": self._error(model, exact)}
-            compiled, found = self._compile(model, mode)
-            calls[f"{name} compiled"] = self._call(compiled, mode, self.image)
-            facts[f"{name} compiled"] = {**found, "error": self._error(compiled, exact)}
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            models, facts = self._variants(mode, folder)
+            calls = {name: self._call(model, mode, self.image) for name, model in models.items()}
+            for name, call in calls.items():  # every compilation forgets the code of those before
+                with cache_folder(_caches_of(name, folder)):
+                    call()
+        facts = {name: self._counts(call, facts[name]) for name, call in calls.items()}
         methods = dict.fromkeys(calls, "eager")
         if self.device.type == "cuda":
+            if self.subject.name == BLOCK:
+                calls[REPLAYED], facts[REPLAYED] = self._replayed(mode)
+                methods[REPLAYED] = "eager"
             calls[GRAPH], methods[GRAPH] = calls["ours eager"], "graph"
             facts[GRAPH] = facts["ours eager"]
-        for name, call in calls.items():
-            facts[name] = self._counts(call, facts[name])
-        if self.subject.name == NETWORK:  # now that its weights are in no other's memory
-            compiled, found = self._compile(_peer().to(self.device), mode)
-            calls[PEER], methods[PEER] = self._call(compiled, mode, self.image), "eager"
-            facts[PEER] = self._counts(calls[PEER], found)
         samplers = {(name,): clock.prepare(call, methods[name]) for name, call in calls.items()}
         medians = interleaved_medians(samplers, rounds)
         return [self._row(mode, name, medians[name,], facts[name]) for name in calls]
 
-    def _error(self, model: nn.Module, exact: Tensor) -> float:
-        error = float((self._output(model) - exact).norm() / exact.norm())
+    def _variants(
+        self, mode: str, folder: str
+    ) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]]]:
+        """The models by variant, and what each compilation took; caches stay in ``folder``."""
+        exact = self._output(self.models["reference"], mode)
+        models: dict[str, nn.Module] = {}
+        facts: dict[str, dict[str, Any]] = {}
+        for name, model in self.models.items():
+            eager, compiled = f"{name} eager", f"{name} compiled"
+            models[eager] = model
+            facts[eager] = {"error": self._error(model, mode, exact)}
+            models[compiled], found = self._compile(model, mode, _caches_of(compiled, folder))
+            facts[compiled] = {**found, "error": self._error(models[compiled], mode, exact)}
+        if self.subject.name == NETWORK:
+            peer = _peer().to(self.device)
+            models[PEER], facts[PEER] = self._compile(peer, mode, _caches_of(PEER, folder))
+        return models, facts
+
+    def _replayed(self, mode: str) -> tuple[Call, dict[str, Any]]:
+        """Ours under reduce-overhead, and the gaps between the kernels that it replays."""
+        options: Any = {"mode": "reduce-overhead", "dynamic": False}
+        compiled = cast(nn.Module, torch.compile(self.models["ours"], **options))
+        exact = self._output(self.models["reference"], mode)
+        facts = {"error": self._error(compiled, mode, exact)}
+        torch.compiler.cudagraph_mark_step_begin()  # no backward follows that forward
+        call = self._call(compiled, mode, self.image)
+        for _ in range(4):  # compiles, records, replays
+            call()
+        facts = {**self._counts(call, facts), "gap_us": replay_gap_us(call, self.device)}
+        return call, {**facts, "peak_mib": None}  # a graph holds its memory between calls, too
+
+    def _error(self, model: nn.Module, mode: str, exact: Tensor) -> float:
+        error = float((self._output(model, mode) - exact).norm() / exact.norm())
         if not error <= LIMITS[self.precision]:  # also for NaN
             raise WrongNumbersError(
                 f"{self.subject.name} {self.precision} {self.layout}: relative error {error:.2e} "
@@ -243,8 +274,10 @@ class _Case:
             )
         return error
 
-    def _compile(self, model: nn.Module, mode: str) -> tuple[nn.Module, dict[str, Any]]:
-        """The compiled model, and what its compilation took."""
+    def _compile(
+        self, model: nn.Module, mode: str, folder: Path
+    ) -> tuple[nn.Module, dict[str, Any]]:
+        """The compiled model, and what its compilation took; its caches stay in ``folder``."""
         from torch._dynamo.utils import counters
         from torch._inductor.utils import fresh_cache, run_and_get_code
 
@@ -272,7 +305,7 @@ class _Case:
 
         with fresh_cache():
             more = recompiles()
-        with fresh_cache():
+        with cache_folder(folder):
             (_, cold), codes = run_and_get_code(compile_once)
             compiled, warm = compile_once()
             names = [name for code in codes for name in generated_code.calls(code)]
@@ -290,22 +323,17 @@ class _Case:
     def _counts(self, call: Call, facts: dict[str, Any]) -> dict[str, Any]:
         """``facts`` with the kernels, copies and peak memory of one call."""
         cuda = self.device.type == "cuda"
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
         call()
-        if cuda:
-            self._wait()
-            torch.cuda.reset_peak_memory_stats(self.device)
-        with profile(activities=activities) as profiled:
+        with profile(activities=_activities(cuda)) as profiled:
             call()
             self._wait()
         events = profiled.events() or []
-        launched = sum(event.device_type == torch.autograd.DeviceType.CUDA for event in events)
         copied = sum(event.name == "aten::copy_" for event in events)
         return {
             **facts,
-            "kernels": launched if cuda else facts.get("kernels"),
+            "kernels": len(device_work(events)) if cuda else facts.get("kernels"),
             "copies": copied + facts.get("copies", 0),
-            "peak_mib": torch.cuda.max_memory_allocated(self.device) / 2**20 if cuda else None,
+            "peak_mib": peak_mib(call, self.image.nbytes, self.device),
         }
 
     def _wait(self) -> None:
@@ -323,28 +351,6 @@ class _Case:
             variant=variant,
             ms=ms,
             **{name: facts.get(name) for name in applies},
-            **{name: facts.get(name) for name in ("kernels", "peak_mib", "error")},
+            **{name: facts.get(name) for name in ("kernels", "peak_mib", "gap_us", "error")},
             copies=facts["copies"],
         )
-
-
-def print_compiled(rows: Sequence[CompileRow], machine: str, console: Console) -> None:
-    """Print one table for each model, precision and layout."""
-    columns = ("ms", "kernels", "copies", "graphs", "graph_breaks", "recompiles", "peak_mib")
-    columns += ("cold_compile_s", "warm_compile_s")
-    for key in dict.fromkeys((r.subject, r.shape, r.precision, r.layout) for r in rows):
-        table = Table(title=" ".join(key))
-        for name in ("mode", "variant", *columns):
-            table.add_column(name.replace("_", " "), justify="left" if name in key else "right")
-        for row in rows:
-            if (row.subject, row.shape, row.precision, row.layout) == key:
-                values = [getattr(row, name) for name in columns]
-                table.add_row(row.mode, row.variant, *map(_shown, values))
-        console.print(table)
-    console.print(machine, highlight=False)
-
-
-def _shown(value: float | int | None) -> str:
-    if value is None:
-        return "-"
-    return str(value) if isinstance(value, int) else f"{value:.4g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -35,6 +36,20 @@ def training_call(
         return torch.autograd.grad(layer(image), leaves, grad_output)
 
     return call
+
+
+class WallClock:
+    """Wall time of one call in ms, for the CPU: a `bench.cuda_timing.Timer`."""
+
+    def prepare(self, call: Callable[[], object], method: str) -> Callable[[], float]:
+        """Returns a function that times ``call`` once; there is one ``method`` only."""
+
+        def sample() -> float:
+            start = time.perf_counter()
+            call()
+            return (time.perf_counter() - start) * 1e3
+
+        return sample
 
 
 @contextmanager

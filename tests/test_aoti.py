@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import aoti_control
 import pytest
 import torch
 import torch._inductor
@@ -48,16 +49,41 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     return compiled
 
 
+@pytest.fixture
+def torch_loads_packages(device: str) -> None:
+    """Skips where torch crashes on any package for a GPU, one of sin() included."""
+    reason = aoti_control.problem(device) if device == "cuda" else None
+    if reason is not None:
+        pytest.skip(reason)
+
+
+LOADS = pytest.mark.usefixtures("torch_loads_packages")
+
+
 def expected(device: str) -> list[Tensor]:
     model = make_model(device)
     return [model(image).detach() for image in make_images(device)]
 
 
 @pytest.mark.smoke
+@LOADS
 def test_package_runs_in_a_new_process(device: str, package: Package, tmp_path: Path) -> None:
     results, said = run_in_new_process(package(device), tmp_path, make_images(device), LIBRARY)
     assert results is not None, said
     assert_close(results, expected(device))
+
+
+def test_the_control_tells_a_torch_that_runs_packages_from_one_that_crashes(tmp_path: Path) -> None:
+    assert aoti_control.problem("cpu") is None
+    crash, refusal = tmp_path / "crash.py", tmp_path / "refusal.py"
+    crash.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    refusal.write_text("raise RuntimeError('no loader')\n")
+    said = [aoti_control.problem("cuda", str(script)) for script in (crash, refusal)]
+    itself = f"torch {torch.__version__} itself cannot load and run a package of sin() on cuda"
+    assert said == [
+        f"{itself} of this machine: exit code -11",
+        f"{itself} of this machine: exit code 1, RuntimeError: no loader",
+    ]
 
 
 def test_package_without_the_library_names_the_operator(package: Package, tmp_path: Path) -> None:
@@ -66,6 +92,7 @@ def test_package_without_the_library_names_the_operator(package: Package, tmp_pa
     assert "Could not find schema for wtconv::fused_forward" in said
 
 
+@LOADS
 def test_package_of_a_channels_last_example_takes_channels_last(
     device: str, tmp_path: Path
 ) -> None:
@@ -77,6 +104,7 @@ def test_package_of_a_channels_last_example_takes_channels_last(
         assert run(image).is_contiguous(memory_format=layout)
 
 
+@LOADS
 def test_package_of_a_decomposed_program_needs_no_library(device: str, tmp_path: Path) -> None:
     model, images = make_model(device, wt_levels=1), make_images(device)
     program = export(model).run_decompositions(wtconv_ops.decompositions())
@@ -84,6 +112,30 @@ def test_package_of_a_decomposed_program_needs_no_library(device: str, tmp_path:
     results, said = run_in_new_process(file, tmp_path, images)
     assert results is not None, said
     assert_close(results, [model(image).detach() for image in images])
+
+
+class Synthesis(torch.nn.Module):
+    """Two levels of coefficients onto an image."""
+
+    def forward(self, base: Tensor) -> Any:
+        half = base[:, :, ::2, ::2].repeat(1, 4, 1, 1)
+        quarter = base[:, :, ::4, ::4].repeat(1, 4, 1, 1)
+        return torch.ops.wtconv.synthesis(base.sin(), [half.cos(), quarter])
+
+
+def test_package_with_synthesis_as_a_loop_needs_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, images = Synthesis(), make_images()[-1:]
+    program = torch.export.export(model, (images[0],))
+    for option, failure in (("pointwise", ""), ("extern", "schema for wtconv::synthesis")):
+        monkeypatch.setenv("WTCONV_INDUCTOR_SYNTHESIS", option)
+        file = compile_package(program, tmp_path / f"{option}.pt2")
+        results, said = run_in_new_process(file, tmp_path, images)
+        assert (results is None) == bool(failure), said
+        assert failure in said
+        if results is not None:
+            assert_close(results, [model(image) for image in images])
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +178,7 @@ def run_cpp(
 
 
 @pytest.mark.smoke
+@LOADS
 def test_cpp_program_runs_the_package(
     device: str, package: Package, runner: Path, tmp_path: Path
 ) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
+from rich.console import Console
 from torch import nn
+from torch.profiler import ProfilerActivity
 
-from bench import compiled
+from bench import compiled, compiled_report
 from bench.__main__ import main
 from bench.compiled_figure import draw
 from bench.shapes import Size
+from bench.timing import WallClock
 
 pytestmark = pytest.mark.usefixtures("ops")
 VARIANTS = ["reference eager", "reference compiled", "ours eager", "ours compiled"]
@@ -49,6 +54,19 @@ def test_command_measures_every_variant(tmp_path: Path, fresh_compiler: None) ->
         assert bool(r["kernels"]) == ("compiled" in r["variant"])
 
 
+def test_only_the_modes_asked_for_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def measure(self: Any, mode: str, clock: Any, rounds: int) -> list[compiled.CompileRow]:
+        asked.append((self.precision, mode))
+        return [row(mode=mode)]
+
+    monkeypatch.setattr(compiled._Case, "measure", measure)
+    line = "compile --device cpu --quick --subject layer --dtype float32 bfloat16 --mode"
+    assert main([*line.split(), "training"]) == 0
+    assert asked == [("float32", "training"), ("bfloat16", "training")]
+
+
 class Picky(nn.Module):
     """Takes even widths only."""
 
@@ -59,15 +77,17 @@ class Picky(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["layer", compiled.NETWORK])
-def test_the_network_is_not_compiled_for_another_size(name: str, fresh_compiler: None) -> None:
+def test_the_network_is_not_compiled_for_another_size(
+    name: str, fresh_compiler: None, tmp_path: Path
+) -> None:
     subject = compiled.Subject(name, Size(1, 4, 14, 14), lambda _: Picky())
     case = compiled._Case(subject, "float32", "nchw", torch.device("cpu"))
     if name == compiled.NETWORK:
-        _, found = case._compile(case.models["ours"], "inference")
+        _, found = case._compile(case.models["ours"], "inference", tmp_path)
         assert found["recompiles"] is None
     else:
         with pytest.raises(ValueError, match="an odd width"):
-            case._compile(case.models["ours"], "inference")
+            case._compile(case.models["ours"], "inference", tmp_path)
 
 
 def test_the_network_alone_without_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +95,8 @@ def test_the_network_alone_without_it_is_refused(capsys: pytest.CaptureFixture[s
     assert "alone was asked for, which needs timm" in capsys.readouterr().err
 
 
-def test_wrong_numbers_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", compiled.MODES)
+def test_wrong_numbers_are_not_timed(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Shifted(compiled.WTConv2d):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) + 1
@@ -87,7 +108,104 @@ def test_wrong_numbers_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     model: nn.Module = case.models["ours"]
     with pytest.raises(compiled.WrongNumbersError, match=r"layer float32 nchw: relative error"):
-        case._error(model, case._output(case.models["reference"]))
+        case._error(model, mode, case._output(case.models["reference"], mode))
+
+
+class Cosine(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cos()
+
+
+class SameCosine(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cos()
+
+
+def test_code_that_a_later_compilation_forgot_comes_back_from_the_caches(
+    fresh_compiler: None,
+) -> None:
+    counters = torch._dynamo.utils.counters
+    models = {compiled.WTConv2d: Cosine, compiled.ReferenceWTConv2d: SameCosine}
+    subject = compiled.Subject("layer", Size(1, 4, 5, 5), lambda layer: models[layer]())
+    case = compiled._Case(subject, "float32", "nchw", torch.device("cpu"))
+    compile_one = case._compile
+
+    def compile_and_count_anew(*arguments: Any) -> Any:
+        found = compile_one(*arguments)
+        counters.clear()
+        return found
+
+    case._compile = compile_and_count_anew  # type: ignore[method-assign]
+    rows = case.measure("inference", WallClock(), 1)
+    assert [r.variant for r in rows] == VARIANTS
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 1  # of the reference
+    assert counters["aot_autograd"]["autograd_cache_miss"] == 0
+
+
+@pytest.mark.parametrize("name", ["layer", compiled.BLOCK])
+def test_a_block_on_a_gpu_has_a_row_under_reduce_overhead(
+    name: str, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the CPU, which takes the part of the GPU."""
+    models = {compiled.WTConv2d: Cosine, compiled.ReferenceWTConv2d: SameCosine}
+    subject = compiled.Subject(name, Size(1, 4, 5, 5), lambda layer: models[layer]())
+    case = compiled._Case(subject, "float32", "nchw", torch.device("cpu"))
+    case.device = SimpleNamespace(type="cuda")  # type: ignore[assignment]
+    monkeypatch.setattr(case, "_wait", lambda: None)
+    monkeypatch.setattr(compiled, "_activities", lambda cuda: [ProfilerActivity.CPU])
+    monkeypatch.setattr(compiled, "peak_mib", lambda call, given, device: 7.0)
+    monkeypatch.setattr(compiled, "replay_gap_us", lambda call, device: 1.25)
+    methods = []
+
+    class Clock(WallClock):
+        def prepare(self, call: Any, method: str) -> Any:
+            methods.append(method)
+            return super().prepare(call, method)
+
+    rows = {r.variant: r for r in case.measure("training", Clock(), 1)}
+    others = [compiled.REPLAYED] if name == compiled.BLOCK else []
+    assert list(rows) == [*VARIANTS, *others, compiled.GRAPH]
+    assert methods == ["eager"] * (len(rows) - 1) + ["graph"]
+    gaps = {variant: (r.gap_us, r.peak_mib) for variant, r in rows.items()}
+    assert gaps == {
+        variant: (1.25, None) if variant == compiled.REPLAYED else (None, 7.0) for variant in rows
+    }
+    assert all(r.error is not None and r.error < 1e-6 for r in rows.values())
+
+
+def test_ratios_are_those_of_ours_compiled() -> None:
+    rows = [
+        row(variant="reference eager", ms=6.0, peak_mib=30.0),
+        row(variant="reference compiled", ms=4.0, peak_mib=25.0, cold_compile_s=10.0),
+        row(variant="ours eager", ms=3.0, peak_mib=20.0),
+        row(variant=compiled.OURS, ms=2.0, peak_mib=16.0, cold_compile_s=4.0),
+        row(variant=compiled.PEER, ms=1.0, peak_mib=10.0, cold_compile_s=1.0),
+    ]
+    found = compiled_report.ratios(rows)
+    assert found == pytest.approx(
+        {
+            "reference eager": 3.0,
+            "reference compiled": 2.0,
+            "ours eager": 1.5,
+            compiled.PEER: 0.5,
+            "peak memory": 0.8,
+            "cold compilation": 0.4,
+        }
+    )
+    without = compiled_report.ratios([row(variant=compiled.OURS, ms=2.0)])
+    assert set(without.values()) == {None}
+
+
+def test_report_has_a_line_of_ratios_for_each_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row(mode=mode, variant=v, ms=i + 1) for mode in compiled.MODES
+            for i, v in enumerate(VARIANTS)]  # fmt: skip
+    compiled_report.print_compiled(rows, "a machine", Console(width=200))
+    printed = capsys.readouterr().out
+    lines = [line for line in printed.splitlines() if "layer 1x4x14x14" in line and "│" in line]
+    cells = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines]
+    assert [c[3:] for c in cells] == [
+        [mode, "0.250", "0.500", "0.750", "-", "-", "-"] for mode in compiled.MODES
+    ]
 
 
 def test_figure_has_a_panel_for_each_model_and_mode(tmp_path: Path) -> None:

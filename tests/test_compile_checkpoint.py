@@ -189,15 +189,18 @@ def peak(step: Any, x: Tensor) -> int:
 
 @pytest.mark.parametrize("device", ["cuda"])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
 def test_peak_memory_of_a_compiled_block_is_that_of_eager(
-    device: str, layout: torch.memory_format
+    device: str, layout: torch.memory_format, autocast: bool
 ) -> None:
     block = randomize(Block()).to(device)
     x = torch.randn(16, 8, 128, 128, device=device).to(memory_format=layout).requires_grad_()
 
     def step_of(run: Any) -> Any:
         def step(x: Tensor) -> None:
-            run(x).square().mean().backward()
+            with torch.autocast(device, torch.bfloat16, enabled=autocast):
+                y = run(x)
+            y.square().mean().backward()
 
         return step
 

@@ -198,8 +198,8 @@ def test_hooks_fire_and_their_handles_still_remove_them() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_dtype_flags_and_attributes_are_kept(dtype: torch.dtype) -> None:
-    layer = reference_layer(3, wt_levels=2).to(dtype).eval()
+def test_device_dtype_flags_and_attributes_are_kept(device: str, dtype: torch.dtype) -> None:
+    layer = reference_layer(3, wt_levels=2).to(device, dtype).eval()
     layer.wavelet_convs[1].train()
     layer.base_conv.weight.requires_grad_(False)
     layer.depth = 7
@@ -210,7 +210,7 @@ def test_dtype_flags_and_attributes_are_kept(dtype: torch.dtype) -> None:
     assert not new.base_conv.weight.requires_grad
     assert new.base_conv.bias.requires_grad
     assert new.depth == 7
-    assert {p.dtype for p in new.parameters()} == {dtype}
+    assert {(p.device.type, p.dtype) for p in new.parameters()} == {(device, dtype)}
 
 
 def test_random_state_and_the_layer_are_untouched() -> None:

@@ -19,6 +19,7 @@ from readme import ROOT
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from bench.graph_trace import replay_gap_us
 from wtconv_ops.demo.reference_layer import ReferenceWTConv2d
 
 pytestmark = [
@@ -201,3 +202,26 @@ def test_five_steps_under_reduce_overhead_record_graphs_and_equal_eager(
     (_, same), (true_losses, truth) = (train(one, one, layout) for one in (reference, exact))
     assert_close(losses.double(), true_losses, rtol=1e-5, atol=0)
     assert_within_budget(trained, same, truth, "parameters")
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_replayed_kernels_of_a_block_follow_within_two_microseconds(
+    device: str, layout: torch.memory_format, training: bool
+) -> None:
+    block = randomize(Block(96)).to(device)
+    x = make_input(8, 96, 56, 56).to(device, memory_format=layout).requires_grad_(training)
+    leaves = [x, *block.parameters()]
+    compiled = torch.compile(block, mode="reduce-overhead", fullgraph=True)
+
+    def call() -> None:
+        with torch.set_grad_enabled(training):
+            y = compiled(x)
+        if training:
+            torch.autograd.grad(y.square().mean(), leaves)
+
+    for _ in range(3):  # compiles, records, replays
+        call()
+    gap = replay_gap_us(call, torch.device(device))
+    assert gap is not None, "no launch of two kernels in the trace: nothing was replayed"
+    assert gap <= 2.0, f"{gap:.2f} µs between two kernels of a graph"

@@ -10,6 +10,8 @@ from samples import DTYPES, FEW, SAMPLES, Sample, with_grad
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
+from wtconv_ops import _inductor
+
 QUICK = ["test_schema", "test_autograd_registration", "test_faketensor"]
 AOT = ["test_aot_dispatch_dynamic"]
 pytestmark = pytest.mark.usefixtures("ops")
@@ -39,6 +41,14 @@ def calls(sample: Sample, device: str, dtype: torch.dtype, requires_grad: bool):
         (ops.analysis_conv.default, (x, weights[0], scales[0])),
         (ops.synthesis.default, (x, coefficients)),
     ]
+
+
+def test_every_operator_is_checked(ops):
+    """Those of compiled graphs in test_graph_operators.py, all others here."""
+    here = {op.name() for op, _ in calls(FEW[0], "cpu", torch.float32, False)}
+    graph = {f"wtconv::{name}" for name in _inductor.GRAPH_OPS}
+    registry = torch._C._dispatch_get_all_op_names()
+    assert here | graph == {name for name in registry if name.startswith("wtconv::")}
 
 
 @pytest.mark.parametrize("requires_grad", [False, True], ids=["nograd", "grad"])

@@ -16,7 +16,9 @@ import torch._dynamo
 from budget import assert_within_budget
 from layer_cases import make_input
 from timm_models import SMALL, VARIANTS, gradients_of, models, small_model, timm
+from torch._inductor.utils import fresh_cache, run_and_get_code
 
+from bench.generated_code import calls, copies
 from wtconv_ops import WTConv2d
 from wtconv_ops.demo import choice
 from wtconv_ops.demo.network import randomise
@@ -232,6 +234,30 @@ def test_training_compiles_without_a_graph_break(
     for name, value in found.items():
         tolerance = 2e-5 * float(expected[name].abs().max())
         torch.testing.assert_close(value, expected[name], rtol=0.0, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_block_compiles_to_one_graph_without_copies(
+    device: str, layout: torch.memory_format, training: bool, fresh_compiler: None
+) -> None:
+    block = small_model().stages[1].blocks[1].to(device).train(training)
+    x = make_input(2, 16, 6, 5).to(device, memory_format=layout).requires_grad_(training)
+
+    def step(run: Any) -> Any:
+        with torch.set_grad_enabled(training):
+            y = run(x)
+        leaves = [x, *(p for p in block.parameters() if p.requires_grad)]
+        return [y, *torch.autograd.grad(y.square().mean(), leaves)] if training else [y]
+
+    with fresh_cache():
+        found, codes = run_and_get_code(step, torch.compile(block, fullgraph=True, dynamic=False))
+    torch.testing.assert_close(found, step(block))
+    names = [calls(code) for code in codes]
+    ours = [[name for name in graph if name.startswith("_graph")] for graph in names]
+    assert ours == [["_graph_forward"], ["_graph_backward"]][: 1 + training]
+    assert not any(copies(graph) for graph in names)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 # The plain layer in the same network.

@@ -144,3 +144,29 @@ def test_a_torch_with_another_inductor_is_named_with_the_way_out(
     assert "use a torch version that the README lists, or a newer wtconv_ops" in str(
         warning.message
     )
+
+
+def test_a_torch_with_another_flop_counter_gives_one_warning_and_a_layer(tmp_path: Path) -> None:
+    path = _library.default_path()
+    if not path.is_file():
+        pytest.skip(f"no {_library.FILE_NAME} in the package")
+    code = """
+        import warnings
+        import torch
+        import torch.utils.flop_counter
+        del torch.utils.flop_counter.conv_flop_count
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            import wtconv_ops
+        assert len(caught) == 1, caught
+        assert caught[0].filename == __file__, caught[0].filename
+        print(caught[0].message)
+        assert wtconv_ops.can_run("cpu", torch.float32, 5, 3)
+        layer = wtconv_ops.WTConv2d(3, 3)
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        x = torch.randn(2, 3, 7, 5)
+        torch.testing.assert_close(compiled(x), layer(x))
+    """
+    (said,) = run_python(code, tmp_path, library=path.read_bytes()).splitlines()
+    assert "has not the FLOP counter that the package knows (ImportError:" in said
+    assert said.endswith("use a torch version that the README lists, or a newer wtconv_ops")

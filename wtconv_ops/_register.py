@@ -7,12 +7,13 @@ supports neither torch.func nor forward-mode AD), autocast, and FLOP formulas.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from . import _autocast, _fake, _flops, _inductor, _library
+from . import _autocast, _fake, _inductor, _library
 
 _FRONT = "FuncTorchDynamicLayerFrontMode"
 # Kernels live as long as the Library object that registered them.
@@ -35,7 +36,7 @@ def register() -> bool:
     _register_fused(lib)
     _register_staged(lib)
     _register_graph(lib)
-    _flops.register()
+    _register_flops()
     return True
 
 
@@ -94,6 +95,23 @@ def _register_graph(lib: torch.library.Library) -> None:
             torch.library.register_fake(f"{_library.NAMESPACE}::{name}", fake, lib=lib)
             lib.impl(name, torch.library.fallthrough_kernel, "Autograd")
     _inductor.type_memory_errors()
+
+
+def _register_flops() -> None:
+    """FLOP formulas; a torch whose counter is another one gives a warning and goes without."""
+    try:
+        from . import _flops
+
+        _flops.register()
+    except Exception as error:
+        warnings.warn(
+            f"wtconv_ops: torch {torch.__version__} has not the FLOP counter that the package "
+            f"knows ({type(error).__name__}: {error}); FlopCounterMode counts 0 for the operators, "
+            "everything else works; use a torch version that the README lists, or a newer "
+            "wtconv_ops",
+            RuntimeWarning,
+            stacklevel=4,  # the statement that imports the package
+        )
 
 
 def _register_staged(lib: torch.library.Library) -> None:
