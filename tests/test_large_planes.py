@@ -36,6 +36,7 @@ TILES = [
     Sample(96, 136, 2, kernel_size=9, channels=1, batch=1),
     Sample(70, 128, 5, batch=1),
     Sample(64, 65, 2, kernel_size=5, batch=3, bias=False),
+    Sample(300, 264, 5, kernel_size=5, channels=1, batch=1),  # whose low-pass band is a large plane
 ]
 LAYOUTS = ["contiguous", "channels_last", "offset", "sliced"]
 
