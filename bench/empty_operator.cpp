@@ -4,22 +4,26 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <optional>
+#include <stdexcept>
 #include <vector>
 
 using torch::stable::Tensor;
 
 namespace {
 
+void check(AOTITorchError error) {
+  if (error != AOTI_TORCH_SUCCESS) throw std::runtime_error("a call of libtorch failed");
+}
+
 Tensor empty_forward(const Tensor& input, const Tensor&, std::optional<Tensor>, const Tensor&,
                      std::vector<Tensor>, std::vector<Tensor>) {
   int32_t type, layout, device;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(input.get(), &type));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(input.get(), &layout));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(input.get(), &device));
+  check(aoti_torch_get_dtype(input.get(), &type));
+  check(aoti_torch_get_layout(input.get(), &layout));
+  check(aoti_torch_get_device_type(input.get(), &device));
   AtenTensorHandle output = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_aten_new_empty(input.get(), input.sizes().data(), input.dim(), &type, &layout,
-                                &device, input.get_device_index(), nullptr, &output));
+  check(aoti_torch_aten_new_empty(input.get(), input.sizes().data(), input.dim(), &type, &layout,
+                                  &device, input.get_device_index(), nullptr, &output));
   return Tensor(output);
 }
 

@@ -150,37 +150,51 @@ def _noise_of_bands(
 ) -> tuple[list[Tensor | float], list[Tensor | float]]:
     """What rounded low-pass bands explain in each level's gradients, of its weight and its scale.
 
-    Seven times the standard deviation: that of a rounding is 0.29 eps at most. A launch, of a plane
-    of more than 32x32, rounds one band or two. The sums of a scale's taps may err alike.
+    Seven times the standard deviation. A launch, of a plane of more than 32x32, rounds one band or
+    two; their errors stay in all deeper ones. The sums of a scale's taps may err alike.
     """
     x, *_, weights, scales = arguments
-    eps, side = torch.finfo(x.dtype).eps, min(x.shape[2:])
-    low = [x.double(), grad_output.double()]
+    side, rounding = min(x.shape[2:]), 0.29 * torch.finfo(x.dtype).eps
+    bands = [
+        _Noisy(tensor.double(), torch.zeros_like(tensor).double()) for tensor in (x, grad_output)
+    ]
     of_weights: list[Tensor | float] = [0.0]
     of_scales: list[Tensor | float] = [0.0]
     for level, (weight, scale) in enumerate(zip(weights[1:], scales[1:], strict=True), start=2):
-        low = [reference.haar_analysis(tensor)[:, :, 0] for tensor in low]
-        rounded = sum(side > SIDE << max(band - 2, 0) for band in range(1, level))
-        noise = 2 * eps * math.sqrt(rounded) * _deviation(*low, weight.shape)
+        rounded = side > SIDE << max(level - 3, 0)
+        bands = [band.lowpass(rounding if rounded else 0.0) for band in bands]
+        noise = 7 * _deviation(*bands, weight.shape)
         of_weights.append(scale.double().abs().view(-1, 1, 1, 1) * noise)
         of_scales.append((weight.double().abs() * noise).sum((1, 2, 3)).view_as(scale))
     return of_weights, of_scales
 
 
-def _deviation(x: Tensor, grad_output: Tensor, shape: Sequence[int]) -> Tensor:
-    """Standard deviation of a level's sums of products, where both bands err by their size.
+@dataclass(frozen=True)
+class _Noisy:
+    """A low-pass band, [B, C, H, W], and the variance of its error."""
 
-    Args:
-        x: Low-pass band that the level is formed from, [B, C, H, W].
-        grad_output: That of grad_output.
-        shape: Of the weight, [4*C, 1, k, k], k odd.
-    """
-    bands = [reference.haar_analysis(tensor).flatten(1, 2).square() for tensor in (x, grad_output)]
-    noise = [
-        0.5 * reference.haar_analysis(tensor.square())[:, :, 0].repeat_interleave(4, 1)
-        for tensor in (x, grad_output)
-    ]
-    pairs = (noise[0], bands[1]), (bands[0], noise[1])
+    exact: Tensor
+    variance: Tensor
+
+    def subbands(self) -> tuple[Tensor, Tensor]:
+        """The four of the next level and the variance of their errors, [B, 4*C, ...]."""
+        alike = 0.5 * reference.haar_analysis(self.variance)[:, :, :1].expand(-1, -1, 4, -1, -1)
+        return reference.haar_analysis(self.exact).flatten(1, 2), alike.flatten(1, 2)
+
+    def lowpass(self, rounding: float) -> _Noisy:
+        """The band of the next level, rounded with a standard deviation relative to its values."""
+        exact, variance = (part[:, ::4] for part in self.subbands())
+        return _Noisy(exact, variance + (rounding * exact).square())
+
+
+def _deviation(x: _Noisy, grad_output: _Noisy, shape: Sequence[int]) -> Tensor:
+    """Standard deviation of a level's sums of products, whose weight has ``shape``, k odd."""
+    (x_bands, x_noise), (grad_bands, grad_noise) = x.subbands(), grad_output.subbands()
+    pairs = (
+        (x_noise, grad_bands.square()),
+        (x_bands.square(), grad_noise),
+        (x_noise, grad_noise),
+    )
     padding, groups = shape[-1] // 2, shape[0]
     variance = sum(
         torch.nn.grad.conv2d_weight(a, shape, b, padding=padding, groups=groups) for a, b in pairs

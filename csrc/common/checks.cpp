@@ -182,15 +182,20 @@ void check_same_device(const std::string& op, const Name& name, const Tensor& t,
   }
 }
 
+// Takes what a C function of libtorch returned.
+void check_shim(AOTITorchError error) {
+  if (error != AOTI_TORCH_SUCCESS) throw std::runtime_error("a call of libtorch failed");
+}
+
 // torch::stable::new_empty without its boxed call through torch's dispatcher, which takes longer.
 Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
   int32_t type = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
   int32_t layout = aoti_torch_layout_strided(), device = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  check_shim(aoti_torch_get_device_type(like.get(), &device));
   AtenTensorHandle result = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_aten_new_empty(like.get(), sizes.data(), int64_t(sizes.size()), &type, &layout,
-                                &device, like.get_device_index(), nullptr, &result));
+  check_shim(aoti_torch_aten_new_empty(like.get(), sizes.data(), int64_t(sizes.size()), &type,
+                                       &layout, &device, like.get_device_index(), nullptr,
+                                       &result));
   return Tensor(result);
 }
 

@@ -36,10 +36,16 @@ inline bool describe_boxes(BoxMap& map, const View& v, int element_bytes, int64_
   }();
   if (!encode || v.stride_x != 1 || std::min({v.stride_y, v.stride_c, v.stride_b}) <= 0)
     return false;
+  // The driver refuses others, but tools report its refusal as an error of the program.
+  const auto aligned = [](int64_t bytes) { return bytes % 16 == 0; };
+  if (!aligned(int64_t(reinterpret_cast<uintptr_t>(v.data)))) return false;
   const cuuint64_t sizes[] = {cuuint64_t(width), cuuint64_t(height), cuuint64_t(channels),
                               cuuint64_t(batch)};
   cuuint64_t strides[] = {cuuint64_t(v.stride_y), cuuint64_t(v.stride_c), cuuint64_t(v.stride_b)};
-  for (cuuint64_t& stride : strides) stride *= cuuint64_t(element_bytes);
+  for (cuuint64_t& stride : strides) {
+    stride *= cuuint64_t(element_bytes);
+    if (!aligned(int64_t(stride))) return false;
+  }
   const cuuint32_t extent[] = {cuuint32_t(box.cols), cuuint32_t(box.rows * box.row_step), 1, 1};
   const cuuint32_t steps[] = {1, cuuint32_t(box.row_step), 1, 1};
   return encode(
