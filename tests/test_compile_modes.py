@@ -217,6 +217,21 @@ def test_the_reference_layer_is_guarded_by_parity(shapes: list[Any]) -> None:
     assert [text for text in assumptions(shapes) if "Mod" in text]
 
 
+def test_guards_ask_about_the_layer_not_what_the_library_can_do() -> None:
+    """They are checked at every call; what the library can do was asked once."""
+    names: list[str] = []
+
+    def keep(entries: list[Any]) -> list[bool]:
+        names.extend(entry.name for entry in entries)
+        return [True] * len(entries)
+
+    layer = WTConv2d(CHANNELS, CHANNELS, 5, wt_levels=5)
+    compiled = torch.compile(layer, fullgraph=True, options={"guard_filter_fn": keep})
+    compiled(make_input(1, CHANNELS, *SIZE))
+    assert [name for name in names if "wavelet_convs" in name]
+    assert not [name for name in names if "_library" in name or "_capability" in name]
+
+
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_no_recompile_over_all_parities(training: bool) -> None:
     layer = WTConv2d(2, 2, 5, wt_levels=3).requires_grad_(training)

@@ -126,16 +126,25 @@ def _kernels_serve(input: Tensor, base_weight: Tensor, levels: int) -> bool:
     kernel_size: Any = base_weight.shape[-1] if base_weight.dim() else 0
     if type(kernel_size) is not int:
         kernel_size = _checks.untraced(kernel_size)
-    if torch.compiler.is_compiling() or type(kernel_size) is not int:  # a SymInt has no hash
+    if torch.compiler.is_compiling():
+        served: bool = _compiled_kernels_serve(input.device, input.dtype, kernel_size, levels)
+        return served
+    if type(kernel_size) is not int:  # a SymInt has no hash
         return can_run(input.device, input.dtype, kernel_size, levels)
     key = (id(_library.library()), input.device, input.dtype, kernel_size, levels)
-    served = _served.get(key)
-    if served is None:
-        served = can_run(input.device, input.dtype, kernel_size, levels)
-        _served[key] = served
-    if not served:
+    if key not in _served:
+        _served[key] = can_run(input.device, input.dtype, kernel_size, levels)
+    if not _served[key]:
         _warn_once(input.device)
-    return served
+    return _served[key]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _compiled_kernels_serve(
+    device: torch.device, dtype: torch.dtype, kernel_size: int, levels: int
+) -> bool:
+    """:func:`can_run` while a graph is traced: what it reads shall not become guards of a call."""
+    return can_run(device, dtype, kernel_size, levels)
 
 
 def _warn_once(device: torch.device) -> None:

@@ -127,13 +127,13 @@ class WTConv2d(nn.Module):
         # nn.Module's search for each parameter takes longer than the kernel on a small input.
         read = getattr if torch.compiler.is_compiling() else _read
         conv, scale = read(self, "base_conv"), read(self, "base_scale")
-        if type(conv).forward is not nn.Conv2d.forward:
+        if _replaced(conv):
             _refuse_replacement("base_conv", conv)
         if conv._forward_pre_hooks or scale._forward_pre_hooks:
             _run_pre_hooks(conv, scale)
         weights, scales = [], []
         for module in read(self, "wavelet_convs"):
-            if type(module).forward is not nn.Conv2d.forward:
+            if _replaced(module):
                 _refuse_replacement("a module of wavelet_convs", module)
             if module._forward_pre_hooks:
                 _run_pre_hooks(module)
@@ -285,6 +285,11 @@ def haar_filters(
     columns = torch.tensor([plus, plus, minus, minus], device=device, dtype=dtype)
     signs = columns.unsqueeze(1) * rows.unsqueeze(2)
     return (0.5 * signs).unsqueeze(1).repeat(channels, 1, 1, 1)
+
+
+def _replaced(module: nn.Module) -> bool:
+    """Whether a module stands in for a convolution. Its class decides: one guard when compiled."""
+    return type(module) is not nn.Conv2d and type(module).forward is not nn.Conv2d.forward
 
 
 def _refuse_replacement(name: str, module: nn.Module) -> NoReturn:
