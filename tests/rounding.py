@@ -34,7 +34,7 @@ HALVES = (torch.float16, torch.bfloat16)
 # Of a sum, in units of eps of its accumulator. Of float64 the reference errs as much.
 ROUNDINGS = {torch.float32: 4.0, torch.float64: 8.0}
 CUTS = 16.0  # the same on tensor cores, which cut off where others round
-# What these take: planes in NCHW with sides longer than that, and kernel sizes.
+# What these take (csrc/cuda/patch/choose.cpp): NCHW planes with longer sides, and kernel sizes.
 SIDE, KERNEL_SIZES = 32, (3, 5, 7, 9)
 
 
@@ -59,9 +59,10 @@ def laws(arguments: Sequence[Any], grad_output: Tensor) -> list[Law]:
     Tensor cores sum in float32, too, but of operands rounded to the half type, by eps / 2 at most:
 
     * The operator: the taps and, for the second and third level of a launch, the low-pass band,
-      each formed from the rounded one before. Up to three roundings meet in a product: with the
-      final one, 2 eps of the magnitude at worst. They are independent, so that each adds no more
-      than some 0.2 eps to the relative error in the 2-norm.
+      each formed from the rounded one before. Up to three roundings meet in a product where three
+      levels are all and k is 3 or 5, else two: with the final one, 2 eps of the magnitude at worst.
+      They are independent, so that each adds no more than some 0.2 eps to the relative error in the
+      2-norm.
     * The gradients of a level past the first: the low-pass bands of both tensors. In sums over all
       pixels a share of the magnitude would hide the loss of a row of them.
     """
@@ -71,7 +72,8 @@ def laws(arguments: Sequence[Any], grad_output: Tensor) -> list[Law]:
     eps, sums = torch.finfo(x.dtype).eps, torch.finfo(accumulator).eps
     if not _on_tensor_cores(x, weight, grad_output):
         return [Law(ROUNDINGS[accumulator] * sums)] * (5 + 2 * levels)
-    operator = Law(CUTS * sums + eps / 2 * min(levels, 3), relative=eps)
+    met = 3 if levels == 3 and weight.shape[-1] <= 5 else min(levels, 2)
+    operator = Law(CUTS * sums + eps / 2 * met, relative=eps)
     of_weights, of_scales = _noise_of_bands(arguments, grad_output)
     noise = [0.0] * 3 + of_weights[:levels] + of_scales[:levels]
     return [operator] * 2 + [Law(CUTS * sums, tensor) for tensor in noise]

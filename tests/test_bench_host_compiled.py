@@ -35,7 +35,8 @@ def test_command_adds_compiled_calls(
     assert main(line.split()) == 0
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["call"] for row in rows] == [host.FORWARD, host.TRAINING, host.EMPTY, *KEYS]
+    calls = [host.FORWARD, host.EMPTY_OP, host.TRAINING, host.EMPTY, *KEYS]
+    assert [row["call"] for row in rows] == calls
     assert all(0 < float(row["fastest_ms"]) <= float(row["median_ms"]) for row in rows)
     assert "in a network of 4" in capsys.readouterr().out
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
-from wtconv_ops import WTConv2d
+from wtconv_ops import WTConv2d, functional
 from wtconv_ops.demo.reference_layer import ReferenceWTConv2d
 
 pytestmark = pytest.mark.usefixtures("ops", "fresh_compiler")
@@ -244,3 +244,16 @@ def test_no_recompile_over_all_parities(training: bool) -> None:
             if training:
                 y.sum().backward()
     assert counter.frame_count == 1
+
+
+def test_weights_that_are_inputs_may_have_any_kernel_size() -> None:
+    """Their sizes are symbols where they change: the question of what can run takes numbers."""
+    compiled = torch.compile(functional.wtconv2d, fullgraph=True, backend="aot_eager")
+    for kernel_size in (3, 5, 7):
+        layer = make_layer(CHANNELS, kernel_size=kernel_size, wt_levels=2)
+        x = make_input(1, CHANNELS, *SIZE)
+        conv, scale = layer.base_conv, layer.base_scale
+        weights = [module.weight for module in layer.wavelet_convs]
+        scales = [module.weight for module in layer.wavelet_scale]
+        y = compiled(x, conv.weight, conv.bias, scale.weight, weights, scales)
+        assert_close(y, layer(x))

@@ -129,6 +129,8 @@ TILES = [
     Forward((1, 1, 130, 68), 7, 2, F32, 0, 16, coarse=True),
     Forward((1, 1, 37, 100), 9, 1, F32, 0, 16, rotate=True),
     Forward((1, 1, 90, 66), 9, 2, F32, coarse=True, base=False),
+    Forward((1, 1, 72, 80), 5, 3, F32, 0, 16, base=False),
+    Forward((2, 1, 67, 75), 5, 2, F32, base=False),
     Forward((1, 1, 72, 80), 3, 1, F16, 0, 16),
     Forward((2, 2, 67, 75), 5, 2, F16, coarse=True, rotate=True),
     Forward((3, 1, 72, 136), 5, 2, F16, 0, 16, coarse=True, multiprocessors=2),
@@ -149,6 +151,7 @@ TILES = [
 BOXES = [
     Forward((2, 1, 67, 75), 5, 2, F32, coarse=True, aligned=True),
     Forward((1, 2, 70, 131), 3, 3, F32, rotate=True, aligned=True, multiprocessors=2),
+    Forward((1, 2, 70, 131), 5, 3, F32, base=False, aligned=True),
     Forward((1, 3, 66, 66), 9, 1, F32, aligned=True),
     Forward((2, 1, 67, 75), 5, 2, F16, coarse=True, aligned=True),
     Forward((1, 2, 70, 131), 7, 1, BF16, rotate=True, aligned=True, multiprocessors=2),
@@ -178,11 +181,15 @@ def run_forward(
         **sizes(case.shape, case.kernel, case.levels, case.cells, case.group),
         input_bytes=max(case.bytes, size),
         output_bytes=max(output_bytes, size),
-        # Behind the coarse levels; an input gradient, behind weight gradients.
-        early=case.coarse or case.rotate,
+        # Behind the coarse levels; an input gradient, behind weight gradients; a low-pass band.
+        early=case.coarse or case.rotate or not case.base,
     )
-    if launch.early and (case.coarse or case.cells):
-        kernels.write_late(x.storage if coarse is None else coarse)
+    if launch.early and coarse is not None:
+        kernels.write_late(coarse)
+    elif launch.early and (case.cells or not case.base):
+        kernels.write_late(x.storage)
+    elif launch.early:  # what it writes before it waits is lost
+        kernels.write_late(y.storage)
     kernels.forward(launch, case.dtype, case.multiprocessors, case.bulk_copies)
     y.assert_nothing_else_written()
     return x.tensor, y.tensor

@@ -62,9 +62,10 @@ def test_plain_call_begins_at_autograd() -> None:
 def test_what_comes_before_autograd_sends_a_call_through_the_dispatcher(
     context: Callable[[], AbstractContextManager[Any]],
 ) -> None:
+    tensors = leaves(make_layer(3))
     with context():
-        assert not begins_at_autograd(leaves(make_layer(3)))
-    assert begins_at_autograd(leaves(make_layer(3)))
+        assert not begins_at_autograd(tensors)
+    assert begins_at_autograd(tensors)
 
 
 @pytest.mark.smoke

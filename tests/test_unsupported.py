@@ -168,5 +168,5 @@ def test_a_torch_with_another_flop_counter_gives_one_warning_and_a_layer(tmp_pat
         torch.testing.assert_close(compiled(x), layer(x))
     """
     (said,) = run_python(code, tmp_path, library=path.read_bytes()).splitlines()
-    assert "has not the FLOP counter that the package knows (ImportError:" in said
+    assert "lacks the FLOP counter that the package knows (ImportError:" in said
     assert said.endswith("use a torch version that the README lists, or a newer wtconv_ops")

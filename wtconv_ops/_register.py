@@ -105,7 +105,7 @@ def _register_flops() -> None:
         _flops.register()
     except Exception as error:
         warnings.warn(
-            f"wtconv_ops: torch {torch.__version__} has not the FLOP counter that the package "
+            f"wtconv_ops: torch {torch.__version__} lacks the FLOP counter that the package "
             f"knows ({type(error).__name__}: {error}); FlopCounterMode counts 0 for the operators, "
             "everything else works; use a torch version that the README lists, or a newer "
             "wtconv_ops",

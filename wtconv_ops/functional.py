@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -127,6 +128,7 @@ def _kernels_serve(input: Tensor, base_weight: Tensor, levels: int) -> bool:
     if type(kernel_size) is not int:
         kernel_size = _checks.untraced(kernel_size)
     if torch.compiler.is_compiling():
+        kernel_size = operator.index(kernel_size)  # of a weight that is an input of the graph
         served: bool = _compiled_kernels_serve(input.device, input.dtype, kernel_size, levels)
         return served
     if type(kernel_size) is not int:  # a SymInt has no hash

@@ -268,10 +268,11 @@ void check_synthesis(const Tensor& base, const std::vector<Tensor>& coefficients
   for (size_t i = 0; i < coefficients.size(); ++i) {
     height = (height + 1) / 2;
     width = (width + 1) / 2;
+    const Sizes expected = {base.size(0), 4 * base.size(1), height, width};
+    if (has_sizes(coefficients[i], expected)) continue;
     const std::string block = std::to_string(int64_t(2) << i);
     const std::string symbols = "[B, 4*C, ceil(H/" + block + "), ceil(W/" + block + ")]";
-    check_shape(op, {"coefficients", int64_t(i)}, symbols.c_str(), coefficients[i],
-                {base.size(0), 4 * base.size(1), height, width});
+    check_shape(op, {"coefficients", int64_t(i)}, symbols.c_str(), coefficients[i], expected);
   }
   for (size_t i = 0; i < coefficients.size(); ++i) {
     check_same_dtype(op, {"coefficients", int64_t(i)}, coefficients[i], "base", base, kCastHint);

@@ -139,8 +139,8 @@ __device__ __forceinline__ void prefetch(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-// The same for as many bytes as 16 divides, from an address that it divides: one instruction, where
-// each line would be looked up like a load.
+// The same for `bytes`, a multiple of 16, from an address aligned to 16: one instruction for many
+// lines.
 __device__ __forceinline__ void prefetch_bytes(const void* address, int bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes));

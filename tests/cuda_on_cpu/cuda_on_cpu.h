@@ -189,7 +189,10 @@ void store_whole(void* global, const V& value) {
 }
 
 inline void prefetch(const void*) {}
-inline void prefetch_bytes(const void*, int) {}
+inline void prefetch_bytes(const void* address, int bytes) {
+  if (reinterpret_cast<uintptr_t>(address) % 16 || bytes % 16)
+    cuda_on_cpu::fault("cp.async.bulk.prefetch: not in pieces of 16 bytes");
+}
 inline void let_next_grid_start() {}
 void wait_for_previous_grid();
 

@@ -43,8 +43,7 @@ struct Team {
 };
 
 // Starts to bring a row of a plane to L2, with all its channels, where they are dense and aligned
-// to 16 bytes. Blocks that share a plane take a row each: as lines that each of them copies, they
-// would be looked up by every block.
+// to 16 bytes. Blocks that share a plane take a row each.
 template <class T>
 __device__ __forceinline__ void prefetch_row(const View& view, int bytes, int item, int row,
                                              int height, int width, int channels) {

@@ -124,7 +124,7 @@ __device__ __forceinline__ void filter_level2(const T* lowpass, const uint32_t* 
 
 // What the levels past L add to LL of level L, at the coefficients of this lane's pixels. Nothing
 // is computed from it before the products of the tile have covered the wait for memory (mean over
-// the shapes of read_scaled(), float16, K = 5, L = 5: 0.116 ms for 0.110).
+// the shapes of read_scaled(), float16, K = 5, L = 5: 0.110 ms for 0.116).
 template <int L>
 __device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileIndex& at,
                                             float (&coarse)[8 >> L][2]) {

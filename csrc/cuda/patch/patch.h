@@ -81,7 +81,8 @@ struct PatchLaunch {
   int group;                      // channels of a block, where cells = 1; 0: one channel
   int splits, together;           // blocks of a channel, or of a group; those that run at once
   int input_bytes, output_bytes;  // of one access
-  bool early;  // may start before the kernel before it ends, one of the same call
+  // May start before the kernel before it ends, one of the same call; groups of channels never do.
+  bool early;
 };
 
 // A launch on planes that are the low-pass band of the input `down` levels below it: planes.height
