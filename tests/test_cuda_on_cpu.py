@@ -171,6 +171,7 @@ def run_forward(
     units = [16 // size if case.aligned else max(1, n // size) for n in (case.bytes, output_bytes)]
     x = Placed(values, case.dtype, units[0], case.last)
     y = empty(case.shape, case.dtype, units[1], case.last)
+    band = case.dtype == F32 and not case.base  # no operator has bands of a half type
     launch = emulator.PatchLaunch(
         params=params.raw(case.rotate, bias=not case.rotate),
         input=View.of(x.tensor),
@@ -182,11 +183,11 @@ def run_forward(
         input_bytes=max(case.bytes, size),
         output_bytes=max(output_bytes, size),
         # Behind the coarse levels; an input gradient, behind weight gradients; a low-pass band.
-        early=case.coarse or case.rotate or not case.base,
+        early=case.coarse or case.rotate or band,
     )
     if launch.early and coarse is not None:
         kernels.write_late(coarse)
-    elif launch.early and (case.cells or not case.base):
+    elif launch.early and (case.cells or band):
         kernels.write_late(x.storage)
     elif launch.early:  # what it writes before it waits is lost
         kernels.write_late(y.storage)
