@@ -10,18 +10,18 @@ layer adds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from timeit import timeit
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from bench.cuda_check import check, exact_results
+from bench.cuda_check import Exact, check, exact_results
 from bench.cuda_run import DTYPES
 from bench.cuda_timing import Call
 from bench.empty_operator import empty_forward
@@ -33,6 +33,7 @@ from wtconv_ops.demo.timing import processor_name
 
 SIZE = (1, 32, 7, 7)
 CALLS_PER_SAMPLE = 20  # few enough for the launch queue of a GPU
+Key = TypeVar("Key")
 FORWARD, EMPTY_OP = "forward, no gradients", "empty C++ operator"
 TRAINING, EMPTY = "forward + backward", "empty Function"
 
@@ -125,31 +126,56 @@ def _measure(settings: HostSettings, device: torch.device, dtype: str) -> list[H
     for levels in settings.levels:
         for name, call in _calls(settings.kernel_size, levels, device, DTYPES[dtype]).items():
             calls[levels, name] = call
-    samples = _samples(calls, settings.rounds, device)
-    cuda = device.type == "cuda"
     return [
-        HostRow(
-            device=device.type,
-            machine=torch.cuda.get_device_name(device) if cuda else processor_name(),
-            torch=torch.__version__,
-            threads=settings.threads,
-            shape="x".join(map(str, SIZE)),
-            kernel_size=settings.kernel_size,
-            levels=levels,
-            dtype=dtype,
-            call=name,
-            median_ms=median(values),
-            fastest_ms=min(values),
-            rounds=settings.rounds,
-        )
-        for (levels, name), values in samples.items()
+        row_of(settings, device, dtype, levels, name, values)
+        for (levels, name), values in samples_of(calls, settings.rounds, device).items()
     ]
+
+
+def row_of(
+    settings: HostSettings,
+    device: torch.device,
+    dtype: str,
+    levels: int,
+    call: str,
+    values: Sequence[float],
+) -> HostRow:
+    """The row of one call from its samples in ms."""
+    cuda = device.type == "cuda"
+    return HostRow(
+        device=device.type,
+        machine=torch.cuda.get_device_name(device) if cuda else processor_name(),
+        torch=torch.__version__,
+        threads=settings.threads,
+        shape="x".join(map(str, SIZE)),
+        kernel_size=settings.kernel_size,
+        levels=levels,
+        dtype=dtype,
+        call=call,
+        median_ms=median(values),
+        fastest_ms=min(values),
+        rounds=settings.rounds,
+    )
 
 
 def _calls(
     kernel_size: int, levels: int, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Call]:
     """What is timed at one number of levels."""
+    layer, image, grad_output, exact = inputs(kernel_size, levels, device, dtype)
+    check(f"wtconv_ops on {device} {dtype} L{levels}", layer, image, exact)
+    return {
+        FORWARD: forward_call(layer, image),
+        EMPTY_OP: empty_op_call(layer, image),
+        TRAINING: training_call(layer, image, grad_output),
+        EMPTY: empty_call(layer, image, grad_output),
+    }
+
+
+def inputs(
+    kernel_size: int, levels: int, device: torch.device, dtype: torch.dtype
+) -> tuple[WTConv2d, Tensor, Tensor, Exact]:
+    """A layer with random parameters, an image, a grad_output and the results in fp64."""
     channels = SIZE[1]
     reference = ReferenceWTConv2d(channels, channels, kernel_size, wt_levels=levels)
     randomise(reference, seed=levels)
@@ -161,30 +187,33 @@ def _calls(
     image, grad_output = (
         torch.randn(SIZE, generator=generator).to(device, dtype) for _ in range(2)
     )
-    exact = exact_results(reference, image, grad_output)
-    check(f"wtconv_ops on {device} {dtype} L{levels}", layer, image, exact)
-    return {
-        FORWARD: forward_call(layer, image),
-        EMPTY_OP: empty_op_call(layer, image),
-        TRAINING: training_call(layer, image, grad_output),
-        EMPTY: empty_call(layer, image, grad_output),
-    }
+    return layer, image, grad_output, exact_results(reference, image, grad_output)
 
 
-def _samples(
-    calls: dict[tuple[int, str], Call], rounds: int, device: torch.device
-) -> dict[tuple[int, str], list[float]]:
-    """Ms per call, one value for each round; the device is idle before each sample."""
-    for call in calls.values():
-        for _ in range(CALLS_PER_SAMPLE):
+def samples_of(
+    calls: Mapping[Key, Call],
+    rounds: int,
+    device: torch.device,
+    layers: Mapping[Key, int] | None = None,
+) -> dict[Key, list[float]]:
+    """Ms per layer, one value for each round; the device is idle before each sample.
+
+    Args:
+        calls: What to time, in turn.
+        rounds: Samples of each.
+        device: Where they run.
+        layers: Of a call with more than one; a sample of any call has as many of them.
+    """
+    numbers = {key: CALLS_PER_SAMPLE // (layers or {}).get(key, 1) for key in calls}
+    for key, call in calls.items():
+        for _ in range(numbers[key]):
             call()
-    samples: dict[tuple[int, str], list[float]] = {key: [] for key in calls}
+    samples: dict[Key, list[float]] = {key: [] for key in calls}
     for _ in range(rounds):
         for key, call in calls.items():
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            seconds = timeit(call, number=CALLS_PER_SAMPLE)
-            samples[key].append(seconds * 1e3 / CALLS_PER_SAMPLE)
+            samples[key].append(timeit(call, number=numbers[key]) * 1e3 / CALLS_PER_SAMPLE)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return samples

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from statistics import median
-from timeit import timeit
 from typing import cast
 
 import torch
@@ -18,15 +16,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from bench.cuda_check import check, exact_results
+from bench.cuda_check import check
 from bench.cuda_run import DTYPES
 from bench.cuda_timing import Call
-from bench.host import CALLS_PER_SAMPLE, FORWARD, SIZE, TRAINING, HostRow, HostSettings
+from bench.host import FORWARD, TRAINING, HostRow, HostSettings, inputs, row_of, samples_of
 from bench.timing import forward_call, threads, training_call
-from wtconv_ops import WTConv2d
-from wtconv_ops.demo.network import randomise
-from wtconv_ops.demo.reference_layer import ReferenceWTConv2d
-from wtconv_ops.demo.timing import processor_name
 
 LAYERS = 4
 LAYER, NETWORK = "layer", f"layer of {LAYERS}"
@@ -60,23 +54,10 @@ def _measure(
     settings: HostSettings, device: torch.device, dtype: str, levels: int
 ) -> list[HostRow]:
     calls = _calls(settings.kernel_size, levels, device, DTYPES[dtype])
-    cuda = device.type == "cuda"
+    layers = {key: SUBJECTS[key[1]] for key in calls}
     return [
-        HostRow(
-            device=device.type,
-            machine=torch.cuda.get_device_name(device) if cuda else processor_name(),
-            torch=torch.__version__,
-            threads=settings.threads,
-            shape="x".join(map(str, SIZE)),
-            kernel_size=settings.kernel_size,
-            levels=levels,
-            dtype=dtype,
-            call=", ".join(key),
-            median_ms=median(values),
-            fastest_ms=min(values),
-            rounds=settings.rounds,
-        )
-        for key, values in _samples(calls, settings.rounds, device).items()
+        row_of(settings, device, dtype, levels, ", ".join(key), values)
+        for key, values in samples_of(calls, settings.rounds, device, layers).items()
     ]
 
 
@@ -85,18 +66,8 @@ def _calls(
 ) -> dict[_Key, Call]:
     """What is timed at one number of levels, compiled anew."""
     torch.compiler.reset()  # graphs of other levels would stand in the way of every call
-    channels = SIZE[1]
-    reference = ReferenceWTConv2d(channels, channels, kernel_size, wt_levels=levels)
-    randomise(reference, seed=levels)
-    layer = WTConv2d(channels, channels, kernel_size, wt_levels=levels)
-    layer.load_state_dict(reference.state_dict())
-    layer.to(device, dtype)
-    generator = torch.Generator().manual_seed(1)
-    image, grad_output = (
-        torch.randn(SIZE, generator=generator).to(device, dtype) for _ in range(2)
-    )
+    layer, image, grad_output, exact = inputs(kernel_size, levels, device, dtype)
     compiled = _compile(layer)
-    exact = exact_results(reference.to(device, dtype), image, grad_output)
     check(f"wtconv_ops compiled on {device} {dtype} L{levels}", compiled, image, exact)
     network = nn.Sequential(*(copy.deepcopy(layer) for _ in range(LAYERS)))
     models = {
@@ -120,23 +91,6 @@ def _call(mode: str, model: nn.Module, image: Tensor, grad_output: Tensor) -> Ca
     if mode == FORWARD:
         return forward_call(model, image)
     return training_call(model, image, grad_output)
-
-
-def _samples(calls: dict[_Key, Call], rounds: int, device: torch.device) -> dict[_Key, list[float]]:
-    """Ms per layer, one value for each round; as many layers in the samples of all calls."""
-    numbers = {key: CALLS_PER_SAMPLE // SUBJECTS[key[1]] for key in calls}
-    for key, call in calls.items():
-        for _ in range(numbers[key]):
-            call()
-    samples: dict[_Key, list[float]] = {key: [] for key in calls}
-    for _ in range(rounds):
-        for key, call in calls.items():
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            samples[key].append(timeit(call, number=numbers[key]) * 1e3 / CALLS_PER_SAMPLE)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return samples
 
 
 def print_compiled_host(rows: Sequence[HostRow], console: Console) -> None:

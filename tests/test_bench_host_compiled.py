@@ -55,12 +55,12 @@ def test_time_of_a_network_is_that_of_one_of_its_layers(monkeypatch: pytest.Monk
 
         return count
 
-    monkeypatch.setattr(host_compiled, "timeit", timeit)
+    monkeypatch.setattr(host, "timeit", timeit)
     layer, network = (
         (host.FORWARD, subject, host_compiled.EAGER) for subject in host_compiled.SUBJECTS
     )
     calls = {layer: call("layer"), network: call("network")}
-    samples = host_compiled._samples(calls, 3, torch.device("cpu"))
+    samples = host.samples_of(calls, 3, torch.device("cpu"), {layer: 1, network: 4})
     assert samples[layer] == pytest.approx([10.0] * 3)
     assert samples[network] == pytest.approx([10.0] * 3)
     assert counts == {"layer": 20 + 3, "network": 5 + 3}
