@@ -200,10 +200,10 @@ __device__ void read_taps(const RawParameters& p, int channel, ChannelTaps<K, L>
   static_assert(kTaps <= kPatchThreads, "a thread crosses a tap of each level");
   using Taps = ChannelTaps<K, L>;
   static_assert(offsetof(Taps, bias) == slot_count(L) * kTaps * sizeof(float));
-  float* places = reinterpret_cast<float*>(&taps);
   with_type(p.dtype, [&](auto t) {
-    read_scaled<K, L, decltype(t)>(
-        p, channel, L, [&](int slot, int tap, float value) { places[slot * kTaps + tap] = value; });
+    read_scaled<K, L, decltype(t)>(p, channel, L, [&](int slot, int tap, float value) {
+      taps.base[slot * kTaps + tap] = value;
+    });
   });
   __syncthreads();
   const int tap = threadIdx.x;
