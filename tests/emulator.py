@@ -63,7 +63,7 @@ class PatchLaunch(Structure):
         *((name, c_int) for name in ("kernel_size", "levels", "tiles_y", "tiles_x", "tiles")),
         *((name, c_int) for name in ("cells", "group", "splits", "together")),
         *((name, c_int) for name in ("input_bytes", "output_bytes")),
-        ("early", c_bool),
+        *((name, c_bool) for name in ("early", "tensor_cores")),
     ]
 
 

@@ -38,7 +38,7 @@ def raised(coarse: Tensor, height: int, width: int, levels: int) -> Tensor:
     return coarse
 
 
-FLAGS = ("last", "coarse", "rotate", "base", "aligned", "bulk_copies")
+FLAGS = ("last", "coarse", "rotate", "base", "aligned", "bulk_copies", "mma")
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Forward:
     output_bytes: int | None = None  # of an access to the output, where others
     aligned: bool = False  # rows begin at 16 bytes whatever they are accessed by
     bulk_copies: bool = True
+    mma: bool = False  # tensor cores for planes of one tile; tiles of half types always take them
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
@@ -91,6 +92,12 @@ PLANES = [
     Forward((1, 1, 61, 40), 7, 5, F16, 1, 16, rotate=True),
     Forward((2, 1, 50, 37), 5, 4, BF16, 1),
     Forward((1, 1, 1, 1), 5, 3, F32, 1),
+    # On tensor cores, the levels past 2 beside them.
+    Forward((3, 2, 56, 56), 5, 5, F16, 1, 16, mma=True),
+    Forward((2, 2, 55, 63), 5, 4, F16, 1, aligned=True, rotate=True, mma=True),
+    Forward((2, 1, 37, 64), 3, 3, BF16, 1, 16, bulk_copies=False, half_parameters=True, mma=True),
+    Forward((2, 1, 33, 41), 7, 5, F16, 1, rotate=True, mma=True),
+    Forward((1, 3, 64, 50), 7, 3, BF16, 1, last=True, base=False, mma=True),
 ]
 # Groups of channels: full and partial ones, every width of access, sizes and levels that are odd.
 GROUPS = [
@@ -184,10 +191,11 @@ def run_forward(
         output_bytes=max(output_bytes, size),
         # Behind the coarse levels; an input gradient, behind weight gradients; a low-pass band.
         early=case.coarse or case.rotate or band,
+        tensor_cores=case.mma or (case.dtype != F32 and case.cells == 0),
     )
     if launch.early and coarse is not None:
         kernels.write_late(coarse)
-    elif launch.early and (case.cells or band):
+    elif launch.early and ((case.cells and not case.mma) or band):
         kernels.write_late(x.storage)
     elif launch.early:  # what it writes before it waits is lost
         kernels.write_late(y.storage)

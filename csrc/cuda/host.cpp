@@ -228,6 +228,7 @@ PatchLaunch Call::describe_patches(const Plane& input, const Plane& output, int 
   launch.tiles_x = tiles_across(input.width);
   launch.cells = choice.cells;
   launch.group = choice.group;
+  launch.tensor_cores = choice.tensor_cores;
   launch.tiles = patch_tiles(problem(input, first_level, adjoint), choice);
   launch.input_bytes = access_bytes(input, choice.group > 0 ? channels : 0);
   launch.output_bytes = access_bytes(output, choice.group > 0 ? channels : 0);
@@ -240,11 +241,12 @@ void Call::run_patches(const Plane& input, const Plane& output, int first_level,
   const Tensor coarse = add_coarse_levels(launch, input, first_level, choice.levels, adjoint);
   const int multiprocessors = device_properties(device).multiprocessors;
   launch.early = started;
-  launched(choice.group > 0   ? launch_group_forward(launch, input.dtype, multiprocessors, stream)
-           : choice.cells > 0 ? launch_patch_planes(launch, input.dtype, multiprocessors, stream)
-           : input.dtype == DType::kFloat32
-               ? launch_patch_forward(launch, multiprocessors, stream)
-               : launch_mma_forward(launch, input.dtype, multiprocessors, stream));
+  if (choice.cells == 0 && !choice.tensor_cores)
+    return launched(launch_patch_forward(launch, multiprocessors, stream));
+  const auto run = choice.group > 0      ? launch_group_forward
+                   : choice.tensor_cores ? launch_mma_forward
+                                         : launch_patch_planes;
+  launched(run(launch, input.dtype, multiprocessors, stream));
 }
 
 int Call::launch_levels(const Plane& input, int first_level, bool adjoint) const {

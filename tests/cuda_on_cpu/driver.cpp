@@ -92,9 +92,9 @@ int struct_sizes[] = {sizeof(PatchLaunch), sizeof(LowpassPlanesLaunch), sizeof(P
 
 const char* forward(const PatchLaunch& p, DType dtype, int multiprocessors) {
   if (p.group > 0) return launch_group_forward(p, dtype, multiprocessors, nullptr);
-  if (p.cells > 0) return launch_patch_planes(p, dtype, multiprocessors, nullptr);
-  return dtype == DType::kFloat32 ? launch_patch_forward(p, multiprocessors, nullptr)
-                                  : launch_mma_forward(p, dtype, multiprocessors, nullptr);
+  if (p.tensor_cores) return launch_mma_forward(p, dtype, multiprocessors, nullptr);
+  return p.cells > 0 ? launch_patch_planes(p, dtype, multiprocessors, nullptr)
+                     : launch_patch_forward(p, multiprocessors, nullptr);
 }
 
 const char* lowpass_planes(const LowpassPlanesLaunch& p, DType) {

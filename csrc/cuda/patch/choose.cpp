@@ -30,6 +30,12 @@ int forward_group_of(const Problem& p) {
   return round_up(p.channels, larger) == round_up(p.channels, group) ? larger : group;
 }
 
+// Levels down to one pixel of planes, `cells` on each side of a tile.
+int deepest_of(int cells) {
+  return with_constant(PlaneCells(), cells,
+                       [](auto g) { return PlanesMemory<4, 3, g()>::kLevels; });
+}
+
 // Whole planes: as many to a tile as fit it. Tiles that stay nearly empty are worth it where
 // `slots` blocks at once take them all.
 PatchChoice choose_planes(const Problem& p, const Device& device, int slots) {
@@ -37,12 +43,10 @@ PatchChoice choose_planes(const Problem& p, const Device& device, int slots) {
   while (cells < largest(PlaneCells()) && std::max(p.height, p.width) * cells * 2 <= kPatchTile)
     cells *= 2;
   const PatchChoice choice{p.levels, cells, 0};
-  const int deepest =
-      with_constant(PlaneCells(), cells, [](auto g) { return PlanesMemory<4, 3, g()>::kLevels; });
   // Cells and planes that stay empty cost as much as full ones.
   const int64_t pixels = p.batch * p.height * p.width;
   const int64_t tiles = patch_tiles(p, choice), computed = tiles * kPatchTile * kPatchTile;
-  const bool can = is_among(PlaneKernelSizes(), p.kernel_size) && p.levels <= deepest &&
+  const bool can = is_among(PlaneKernelSizes(), p.kernel_size) && p.levels <= deepest_of(cells) &&
                    patch_bytes(p, choice) <= device.shared_per_block;
   return can && (pixels * 4 >= computed || p.channels * tiles <= slots) ? choice : PatchChoice{};
 }
@@ -68,13 +72,23 @@ PatchChoice choose(const Problem& p, const Device& device, int group, int slots,
     }
   }
   if (!large) return choose_planes(p, device, slots);
+  const bool tensor_cores = p.element_bytes == 2;
+  if (longest <= kPatchTile && p.levels > 2) {
+    // All levels on chip: x is read once. Two kernels take longer (64x96x56x56 float16 L=5 on an
+    // H200: 0.095 ms).
+    const PatchChoice choice{p.levels, 1, 0, true};
+    if (is_among(PlaneKernelSizes(), p.kernel_size) && p.levels <= deepest_of(1) &&
+        patch_bytes(p, choice) <= device.shared_per_block) {
+      return choice;
+    }
+  }
   // Three levels on chip where they are all: the halo of the third costs less than a pass over x
   // for it alone, but that pass serves all levels past two (8x64x256x256 on an H100, float32: L=3
   // 0.183 ms; L=5 in two levels and the pass 0.216, in three 0.314 ms; 8x128x512x512 float16 on an
   // H200, L=5: 0.83 and 0.86 ms).
   const bool three = p.levels == 3 && p.kernel_size <= kMostForThreeLevels;
   for (int levels = three ? largest(TileLevels()) : std::min(p.levels, 2); levels > 0; --levels) {
-    const PatchChoice choice{levels, 0, 0};
+    const PatchChoice choice{levels, 0, 0, tensor_cores};
     if (patch_bytes(p, choice) <= device.shared_per_block) return choice;
   }
   return {};
@@ -102,6 +116,10 @@ int with_grad_memory(const Problem& p, const PatchChoice& choice, F f) {
 int patch_bytes(const Problem& p, const PatchChoice& choice) {
   if (choice.group > 0) {
     return GroupForwardMemory(p.height, p.width, p.kernel_size, choice.levels, choice.group).bytes;
+  }
+  if (choice.tensor_cores && choice.cells > 0) {
+    return with_constant(PlaneKernelSizes(), p.kernel_size,
+                         [&](auto k) { return MmaMemory<k(), 2, true>::kBytes; });
   }
   return with_element(p.element_bytes, [&](auto element) {
     if (choice.cells == 0) {

@@ -11,6 +11,7 @@ struct PatchChoice {
   int levels;     // of this launch; 0 where the tile kernel takes the problem
   int cells;      // planes of a tile on each side, all levels on chip; 0: tiles of a large plane
   int group = 0;  // channels of a block, a channels_last plane a tile; 0: one channel
+  bool tensor_cores = false;
 };
 PatchChoice choose_patch(const Problem& problem, const Device& device);
 // Planes of a tile on each side where they are a low-pass band `down` levels below an input of

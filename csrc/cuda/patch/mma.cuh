@@ -191,21 +191,13 @@ struct FormNothing {
 template <bool kWanted, class W, int kLevel>
 using FormLowpassIf = std::conditional_t<kWanted, FormLowpass<W, kLevel>, FormNothing>;
 
-// The taps of a channel, with the bands crossed: with S and its adjoint S^T of one level,
+// The taps of a channel with the bands crossed, in place: with S and its adjoint S^T of one level,
 // S^T (w * S x) at a pixel is 1/4 sum_s (+-) w_s x over the pixels of every coefficient, the sign
 // from the parities of both pixels. That is a butterfly of the four taps.
 template <int K, int L>
-__device__ void read_taps(const RawParameters& p, int channel, ChannelTaps<K, L>& taps) {
+__device__ __forceinline__ void cross_bands(ChannelTaps<K, L>& taps) {
   constexpr int kTaps = K * K;
   static_assert(kTaps <= kPatchThreads, "a thread crosses a tap of each level");
-  using Taps = ChannelTaps<K, L>;
-  static_assert(offsetof(Taps, bias) == slot_count(L) * kTaps * sizeof(float));
-  with_type(p.dtype, [&](auto t) {
-    read_scaled<K, L, decltype(t)>(p, channel, L, [&](int slot, int tap, float value) {
-      taps.base[slot * kTaps + tap] = value;
-    });
-  });
-  __syncthreads();
   const int tap = threadIdx.x;
   float largest[L] = {};
   if (tap < kTaps) {
@@ -226,6 +218,21 @@ __device__ void read_taps(const RawParameters& p, int channel, ChannelTaps<K, L>
 #pragma unroll
   for (int l = 0; l < L; ++l)
     taps.largest[l][threadIdx.x / 32] = __reduce_max_sync(~0u, __float_as_uint(largest[l]));
+}
+
+// The taps of a channel, scaled and crossed.
+template <int K, int L>
+__device__ void read_taps(const RawParameters& p, int channel, ChannelTaps<K, L>& taps) {
+  constexpr int kTaps = K * K;
+  using Taps = ChannelTaps<K, L>;
+  static_assert(offsetof(Taps, bias) == slot_count(L) * kTaps * sizeof(float));
+  with_type(p.dtype, [&](auto t) {
+    read_scaled<K, L, decltype(t)>(p, channel, L, [&](int slot, int tap, float value) {
+      taps.base[slot * kTaps + tap] = value;
+    });
+  });
+  __syncthreads();
+  cross_bands(taps);
 }
 
 // Row and pixel of output column n of a product of a level. At level 0 they are pixels 0 to 7 of

@@ -30,97 +30,10 @@
 // reaches every output whose products read it: 16 L columns and 2 K L rows, of columns 24 L for
 // K > 5.
 #include "../launch.cuh"
-#include "mma.cuh"
+#include "mma_deep.cuh"
 
 namespace wtconv::cuda {
 namespace {
-
-constexpr int kWarpCols = 16;  // pixels of a warp along x
-
-// sum[f] += rows f of the cells of this warp's columns: elements 0, 1 of the lane's pixels 2t and
-// 2t + 1, elements 2, 3 of the pixels 8 further.
-template <class W, class T>
-__device__ __forceinline__ void filter_pixels(const T* pixels, const uint32_t* fragments,
-                                              float (&sum)[8][4]) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const T* corner = pixels + W::first_col(0) + warp * kWarpCols;
-  InputRow<W::kGroups> in[W::kRows + 6];
-  // Matrices (g, g + 8) x (first, second group) of a product are groups 0, 1, 1, 2 of a row of x.
-  const auto load = [&](int i) {
-    const T* row = corner + W::template row_at<0>(W::first_row(0) + i);
-    if constexpr (W::kGroups == 2) {  // not aligned to 16 bytes
-#pragma unroll
-      for (int m = 0; m < 4; ++m)
-        in[i].first[m] = load_pair(row + lane / 4 * W::pitch(0) + lane % 4 * 2 + (m + 1) / 2 * 8);
-    } else {
-      row += lane % 8 * W::pitch(0);
-      load_matrices(row + (lane / 8 + 1) / 2 * 8, in[i].first);
-      load_matrices(row + (2 + lane / 8 % 2) * 8, in[i].rest);
-    }
-  };
-#pragma unroll
-  for (int parity = 0; parity < 2; ++parity) {
-    load(parity), load(parity + 2), load(parity + 4);
-#pragma unroll
-    for (int i = parity; i < W::kRows; i += 2) {
-      load(i + 6);
-      TapRow<W::kGroups> taps;
-      taps.template load<W::kRows>(fragments, i);
-#pragma unroll
-      for (int f = 0; f < 8; ++f) taps.template apply<T>(sum[f], in[i + f / 2 * 2], f % 2);
-    }
-  }
-}
-
-// sum[p][2 b + h] += row 4 g + 2 b + p of level 1 of this lane, column t + 4 h of this warp.
-template <class W, class T>
-__device__ __forceinline__ void filter_level1(const T* lowpass, const uint32_t* fragments,
-                                              float (&sum)[2][4]) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const T* cell = lowpass + lane % 8 * W::pitch(1) + W::first_col(1) + warp * kWarpCols / 2;
-  // Rows g + 8 of a product are two rows below rows g: in the same cell, or in the next one.
-  const int below = lane / 8 % 2;
-  const T* from[2] = {cell + below * 2 * W::group(1),
-                      cell + below * (W::pitch(1) - 2 * W::group(1))};
-#pragma unroll
-  for (int i = 0; i < W::kRows; ++i) {
-    const int r = W::first_row(1) + i;
-    const T* row = from[r % 4 / 2] + W::template row_at<1>(r);
-    InputRow<W::kGroups> in;
-    load_matrices(row + lane / 16 * 8, in.first);
-    if constexpr (W::kGroups > 2) load_matrices(row + 16, in.rest);
-    TapRow<W::kGroups> taps;
-    taps.template load<W::kRows>(fragments, i);
-#pragma unroll
-    for (int p = 0; p < 2; ++p) taps.template apply<T>(sum[p], in, p);
-  }
-}
-
-// sum[p][h] += row 2 g + p of level 2 of this lane, column t / 2 + 2 h of this warp. A warp has
-// four columns, which see no more than twelve: rows of both parities are one product. Its other
-// eight rows stay empty, which costs less than an exchange between warps.
-template <class W, class T>
-__device__ __forceinline__ void filter_level2(const T* lowpass, const uint32_t* fragments,
-                                              float (&sum)[2][2]) {
-  static_assert(W::kGroups == 2, "the inputs of four columns are twelve");
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
-  const T* cell = lowpass + lane / 4 * W::pitch(2) + W::first_col(2) + warp * kWarpCols / 4 + 2 * t;
-  const int further = 8 - t / 2 * 4;  // no column past the twelfth
-  float product[2][4] = {};
-#pragma unroll
-  for (int i = 0; i < W::kRows; ++i) {
-    const T* row = cell + W::template row_at<2>(W::first_row(2) + i);
-    const uint32_t in[4] = {load_pair(row), 0, load_pair(row + further), 0};
-    const auto taps = reinterpret_cast<const Vector<uint32_t, 2>*>(fragments)[i * 32 + lane];
-    multiply<T>(product[i % 2], in, taps.lane[0], taps.lane[1]);
-  }
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float mine = product[0][h] + product[1][h], other = __shfl_xor_sync(~0u, mine, 1);
-    sum[0][h] = t % 2 == 0 ? mine : other;
-    sum[1][h] = t % 2 == 0 ? other : mine;
-  }
-}
 
 // What the levels past L add to LL of level L, at the coefficients of this lane's pixels. Nothing
 // is computed from it before the products of the tile have covered the wait for memory (mean over
@@ -139,26 +52,6 @@ __device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileInde
     for (int r = 0; r < 8 >> L; ++r) {
       const bool inside = y + r < p.coarse_rows && x < p.coarse_cols;
       coarse[r][h] = inside ? plane[(y + r) * p.coarse_cols + x] : 0.0f;
-    }
-  }
-}
-
-// Outputs pass through shared memory, to be stored in whole lines. There row f of cell g is row
-// 8 f + g, and its pieces of 16 bytes change places with g so that the writes of a warp touch
-// different banks.
-__device__ __forceinline__ int staged_at(int row, int piece) {
-  return (row % 8 * 8 + row / 8) * kPatchTile + (piece ^ (row / 8)) * 8;
-}
-
-template <class T>
-__device__ __forceinline__ void stage_outputs(const float (&value)[8][4], T* staged) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-  for (int f = 0; f < 8; ++f) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      T* to = staged + staged_at(lane / 4 * 8 + f, 2 * warp + h) + lane % 4 * 2;
-      *reinterpret_cast<uint32_t*>(to) = pack<T>(value[f][2 * h], value[f][2 * h + 1]);
     }
   }
 }
@@ -204,10 +97,9 @@ struct MmaForwardLaunch {
 
 // Windows and outputs of a block's tiles on their way. Two windows: that of tile n is the (n %
 // 2)th.
-template <class T, int K, int L>
+template <class T, class M, int L>
 class TileCopies {
-  using W = MmaWindow<K, L>;
-  using M = MmaMemory<K, L>;
+  using W = typename M::W;
   const MmaForwardLaunch& launch_;
   unsigned char* shared_;
   __device__ __forceinline__ uint64_t* barrier() const {
@@ -267,11 +159,13 @@ class TileCopies {
   __device__ __forceinline__ void wait_for_store() const { wait_for_box_reads(); }
 };
 
-template <class T, int K, int L>
-__global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
+// `kDeep`: of planes of one tile, whose levels past L are computed here, too.
+template <class T, int K, int L, bool kDeep>
+__global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kDeep>::kBlocks)
     mma_forward_kernel(const __grid_constant__ MmaForwardLaunch launch) {
   using W = MmaWindow<K, L>;
-  using M = MmaMemory<K, L>;
+  using M = MmaMemory<K, L, kDeep>;
+  static_assert(!kDeep || L == 2);
   const PatchLaunch& p = launch.patches;
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& taps = *reinterpret_cast<ChannelTaps<K, L>*>(shared + M::kTaps);
@@ -279,16 +173,21 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
   const auto fragments = [&](int level) {
     return reinterpret_cast<uint32_t*>(shared + M::fragments(level));
   };
+  const auto floats = [&](int offset) { return reinterpret_cast<float*>(shared + offset); };
 
   // Blocks that run together share the rims of their windows.
   const BlockTiles tiles = BlockTiles::strided(p);
   const TileIndex step(p, tiles.channel, tiles.step);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
-  const TileCopies<T, K, L> copies(launch, shared);
+  const TileCopies<T, M, L> copies(launch, shared);
   copies.start_window(0, at);
   const FormLowpassIf<(L > 1), W, 0> form_level1(shared + M::products(1));
   const FormLowpassIf<(L > 2), W, 1> form_level2(shared + M::products(2));
-  read_taps(p.params, tiles.channel, taps);
+  if constexpr (kDeep) {
+    read_all_taps(p.params, tiles.channel, p.levels, taps, floats(M::kDeepTaps));
+  } else {
+    read_taps(p.params, tiles.channel, taps);
+  }
   __syncthreads();
   form_fragments<W, T, K, L, 0>(taps, fragments(0));
   if constexpr (L > 1) form_fragments<W, T, K, L, 1>(taps, fragments(1));
@@ -315,12 +214,19 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
     copies.wait_for_store();
     __syncthreads();
     if constexpr (L > 2) form_level2(band(1), average, band(2));
+    if constexpr (kDeep) {
+      filter_deep<W, K>(band(1), raise, p.levels, floats(M::kDeepTaps), floats(M::kRaw),
+                        floats(M::kFiltered));
+    }
     if constexpr (L > 1) filter_level1<W>(band(1), fragments(1), low1);
     if constexpr (L > 2) {
       __syncthreads();
       filter_level2<W>(band(2), fragments(2), low2);
     }
-    if constexpr (L > 1) {
+    if constexpr (kDeep) {
+      __syncthreads();
+      synthesise_deep<K>(floats(M::kFiltered), p.levels, coarse);
+    } else if constexpr (L > 1) {
       if (p.coarse) {
         wait_for_previous_grid();
         load_coarse<L>(p, at, coarse);
@@ -337,7 +243,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
         float rest = bias;
         if (L > 1) {
           rest += factor1 * low1[f / 2 % 2][f / 4 * 2 + c / 2] +
-                  kLowpassFactor<L> * coarse[f >> L][c / 2];
+                  (kDeep ? 1.0f : kLowpassFactor<L>)*coarse[f >> L][c / 2];
         }
         if (L > 2) rest += factor2 * low2[f / 4][c / 2];
         sum[f][c] = factor * sum[f][c] + rest;
@@ -349,12 +255,12 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L>::kBlocks)
   copies.wait_for_store();
 }
 
-template <class T, int K, int L>
+template <class T, int K, int L, bool kDeep = false>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
-  using M = MmaMemory<K, L>;
+  using M = MmaMemory<K, L, kDeep>;
   // No more shared memory than that: what copies of the other kind share stays in the L1 cache.
   constexpr int kOfMultiprocessor = shared_of_blocks(M::kBlocks, M::kBytes);
-  const auto kernel = &mma_forward_kernel<T, K, L>;
+  const auto kernel = &mma_forward_kernel<T, K, L, kDeep>;
   MmaForwardLaunch launch{};
   launch.patches = p;
   share_tiles(launch.patches, M::kBlocks * multiprocessors);
@@ -375,6 +281,11 @@ const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t strea
 const char* launch_mma_forward(const PatchLaunch& p, DType activations, int multiprocessors,
                                cudaStream_t stream) {
   const auto run = [&](auto t) {
+    if (p.cells > 0) {
+      return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
+        return launch<decltype(t), k(), 2, true>(p, multiprocessors, stream);
+      });
+    }
     return with_constant(PatchKernelSizes(), p.kernel_size, [&](auto k) {
       return with_constant(TileLevels(), p.levels, [&](auto l) -> const char* {
         if constexpr (k() > kMostForThreeLevels && l() == 3) {

@@ -99,9 +99,19 @@ struct alignas(16) ChannelTaps {
   float factor[L];                          // that the taps of a level were divided by
 };
 
+// Of the levels past 2 of a plane of one tile, in float32: what they are before their filter, what
+// after it, and their taps.
+template <int K>
+struct DeepMemory {
+  using P = PlanesMemory<4, K, 1>;
+  static constexpr int kLevels = P::kLevels, kRaw = P::kSmallFloats * 4, kFiltered = kRaw;
+  static constexpr int kTaps = (slot_count(kLevels) - slot_count(2)) * tap_floats(K) * 4;
+};
+
 // Shared memory of a block, in bytes: two windows, low-pass bands, outputs, the fragments of each
-// level, taps.
-template <int K, int L>
+// level, taps, and with `kDeep` the levels past 2 of a plane: those before their filter in place of
+// the outputs.
+template <int K, int L, bool kDeep = false>
 struct MmaMemory {
   using W = MmaWindow<K, L>;
   static constexpr int kWindow = W::size(0) * 2;
@@ -118,7 +128,10 @@ struct MmaMemory {
   static constexpr int products(int level) {
     return kBarrier + 16 + (level > 1 ? lowpass_bytes<W, (L > 2 ? L - 2 : 0)>() : 0);
   }
-  static constexpr int kBytes = kBarrier + 16 + lowpass_bytes<W, L - 1>();
+  static constexpr int kRaw = kOutputs;
+  static constexpr int kFiltered = kBarrier + 16 + lowpass_bytes<W, L - 1>();
+  static constexpr int kDeepTaps = kFiltered + (kDeep ? DeepMemory<K>::kFiltered : 0);
+  static constexpr int kBytes = kDeepTaps + (kDeep ? DeepMemory<K>::kTaps : 0);
   static constexpr int kBlocks =
       blocks_of(kBytes, L == 1 || (L == 2 && K <= 5) ? 4 : 3);  // memory decides past these
   // Whether other copies go through the L1 cache, where a tile finds what its window shares with

@@ -1,0 +1,116 @@
+// The filters of the tensor-core kernels that compute the operator: sums of products of a tile, in
+// registers, and their way out through shared memory.
+#pragma once
+
+#include "mma.cuh"
+
+namespace wtconv::cuda {
+
+constexpr int kWarpCols = 16;  // pixels of a warp along x
+
+// sum[f] += rows f of the cells of this warp's columns: elements 0, 1 of the lane's pixels 2t and
+// 2t + 1, elements 2, 3 of the pixels 8 further.
+template <class W, class T>
+__device__ __forceinline__ void filter_pixels(const T* pixels, const uint32_t* fragments,
+                                              float (&sum)[8][4]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const T* corner = pixels + W::first_col(0) + warp * kWarpCols;
+  InputRow<W::kGroups> in[W::kRows + 6];
+  // Matrices (g, g + 8) x (first, second group) of a product are groups 0, 1, 1, 2 of a row of x.
+  const auto load = [&](int i) {
+    const T* row = corner + W::template row_at<0>(W::first_row(0) + i);
+    if constexpr (W::kGroups == 2) {  // not aligned to 16 bytes
+#pragma unroll
+      for (int m = 0; m < 4; ++m)
+        in[i].first[m] = load_pair(row + lane / 4 * W::pitch(0) + lane % 4 * 2 + (m + 1) / 2 * 8);
+    } else {
+      row += lane % 8 * W::pitch(0);
+      load_matrices(row + (lane / 8 + 1) / 2 * 8, in[i].first);
+      load_matrices(row + (2 + lane / 8 % 2) * 8, in[i].rest);
+    }
+  };
+#pragma unroll
+  for (int parity = 0; parity < 2; ++parity) {
+    load(parity), load(parity + 2), load(parity + 4);
+#pragma unroll
+    for (int i = parity; i < W::kRows; i += 2) {
+      load(i + 6);
+      TapRow<W::kGroups> taps;
+      taps.template load<W::kRows>(fragments, i);
+#pragma unroll
+      for (int f = 0; f < 8; ++f) taps.template apply<T>(sum[f], in[i + f / 2 * 2], f % 2);
+    }
+  }
+}
+
+// sum[p][2 b + h] += row 4 g + 2 b + p of level 1 of this lane, column t + 4 h of this warp.
+template <class W, class T>
+__device__ __forceinline__ void filter_level1(const T* lowpass, const uint32_t* fragments,
+                                              float (&sum)[2][4]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const T* cell = lowpass + lane % 8 * W::pitch(1) + W::first_col(1) + warp * kWarpCols / 2;
+  // Rows g + 8 of a product are two rows below rows g: in the same cell, or in the next one.
+  const int below = lane / 8 % 2;
+  const T* from[2] = {cell + below * 2 * W::group(1),
+                      cell + below * (W::pitch(1) - 2 * W::group(1))};
+#pragma unroll
+  for (int i = 0; i < W::kRows; ++i) {
+    const int r = W::first_row(1) + i;
+    const T* row = from[r % 4 / 2] + W::template row_at<1>(r);
+    InputRow<W::kGroups> in;
+    load_matrices(row + lane / 16 * 8, in.first);
+    if constexpr (W::kGroups > 2) load_matrices(row + 16, in.rest);
+    TapRow<W::kGroups> taps;
+    taps.template load<W::kRows>(fragments, i);
+#pragma unroll
+    for (int p = 0; p < 2; ++p) taps.template apply<T>(sum[p], in, p);
+  }
+}
+
+// sum[p][h] += row 2 g + p of level 2 of this lane, column t / 2 + 2 h of this warp. A warp has
+// four columns, which see no more than twelve: rows of both parities are one product. Its other
+// eight rows stay empty, which costs less than an exchange between warps.
+template <class W, class T>
+__device__ __forceinline__ void filter_level2(const T* lowpass, const uint32_t* fragments,
+                                              float (&sum)[2][2]) {
+  static_assert(W::kGroups == 2, "the inputs of four columns are twelve");
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
+  const T* cell = lowpass + lane / 4 * W::pitch(2) + W::first_col(2) + warp * kWarpCols / 4 + 2 * t;
+  const int further = 8 - t / 2 * 4;  // no column past the twelfth
+  float product[2][4] = {};
+#pragma unroll
+  for (int i = 0; i < W::kRows; ++i) {
+    const T* row = cell + W::template row_at<2>(W::first_row(2) + i);
+    const uint32_t in[4] = {load_pair(row), 0, load_pair(row + further), 0};
+    const auto taps = reinterpret_cast<const Vector<uint32_t, 2>*>(fragments)[i * 32 + lane];
+    multiply<T>(product[i % 2], in, taps.lane[0], taps.lane[1]);
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float mine = product[0][h] + product[1][h], other = __shfl_xor_sync(~0u, mine, 1);
+    sum[0][h] = t % 2 == 0 ? mine : other;
+    sum[1][h] = t % 2 == 0 ? other : mine;
+  }
+}
+
+// Outputs pass through shared memory, to be stored in whole lines. There row f of cell g is row
+// 8 f + g, and its pieces of 16 bytes change places with g so that the writes of a warp touch
+// different banks.
+__device__ __forceinline__ int staged_at(int row, int piece) {
+  return (row % 8 * 8 + row / 8) * kPatchTile + (piece ^ (row / 8)) * 8;
+}
+
+template <class T>
+__device__ __forceinline__ void stage_outputs(const float (&value)[8][4], T* staged) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int f = 0; f < 8; ++f) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      T* to = staged + staged_at(lane / 4 * 8 + f, 2 * warp + h) + lane % 4 * 2;
+      *reinterpret_cast<uint32_t*>(to) = pack<T>(value[f][2 * h], value[f][2 * h + 1]);
+    }
+  }
+}
+
+}  // namespace wtconv::cuda
