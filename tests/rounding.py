@@ -34,8 +34,10 @@ HALVES = (torch.float16, torch.bfloat16)
 # Of a sum, in units of eps of its accumulator. Of float64 the reference errs as much.
 ROUNDINGS = {torch.float32: 4.0, torch.float64: 8.0}
 CUTS = 16.0  # the same on tensor cores, which cut off where others round
-# What these take (csrc/cuda/patch/choose.cpp): NCHW planes with longer sides, and kernel sizes.
+# What these take (csrc/cuda/patch/choose.cpp): NCHW planes with longer sides, and kernel sizes; of
+# channels_last planes, the operator alone takes those of a tile, and fewer levels and kernel sizes.
 SIDE, KERNEL_SIZES = 32, (3, 5, 7, 9)
+TILE, TILE_KERNEL_SIZES, TILE_LEVELS = 64, (3, 5), 5
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,14 @@ def laws(arguments: Sequence[Any], grad_output: Tensor) -> list[Law]:
     levels = len(scales)
     accumulator = torch.float64 if x.dtype == torch.float64 else torch.float32
     eps, sums = torch.finfo(x.dtype).eps, torch.finfo(accumulator).eps
-    if not _on_tensor_cores(x, weight, grad_output):
-        return [Law(ROUNDINGS[accumulator] * sums)] * (5 + 2 * levels)
+    exact = Law(ROUNDINGS[accumulator] * sums)
+    in_nchw = any(_in_nchw(tensor) for tensor in (x, grad_output))
+    if not _on_tensor_cores(x, weight.shape[-1], levels, in_nchw):
+        return [exact] * (5 + 2 * levels)
     met = 3 if levels == 3 and weight.shape[-1] <= 5 else min(levels, 2)
     operator = Law(CUTS * sums + eps / 2 * met, relative=eps)
+    if not in_nchw:
+        return [operator] * 2 + [exact] * (3 + 2 * levels)
     of_weights, of_scales = _noise_of_bands(arguments, grad_output)
     noise = [0.0] * 3 + of_weights[:levels] + of_scales[:levels]
     return [operator] * 2 + [Law(CUTS * sums, tensor) for tensor in noise]
@@ -138,13 +144,18 @@ def assert_follows_reference(
         assert_rounded(result, value, size, law, f"result {i}")
 
 
-def _on_tensor_cores(x: Tensor, weight: Tensor, grad_output: Tensor) -> bool:
+def _in_nchw(tensor: Tensor) -> bool:
+    return tensor.shape[1] == 1 or tensor.stride(1) != 1 or tensor.is_contiguous()
+
+
+def _on_tensor_cores(x: Tensor, kernel_size: int, levels: int, in_nchw: bool) -> bool:
     """Whether any of the results may come from there."""
-    in_nchw = any(
-        t.shape[1] == 1 or t.stride(1) != 1 or t.is_contiguous() for t in (x, grad_output)
+    if not (x.is_cuda and x.dtype in HALVES and min(x.shape[2:]) > SIDE):
+        return False
+    of_a_tile = max(x.shape[2:]) <= TILE and levels <= TILE_LEVELS
+    return (
+        kernel_size in KERNEL_SIZES if in_nchw else (of_a_tile and kernel_size in TILE_KERNEL_SIZES)
     )
-    fits = min(x.shape[2:]) > SIDE and weight.shape[-1] in KERNEL_SIZES
-    return x.is_cuda and x.dtype in HALVES and fits and in_nchw
 
 
 def _noise_of_bands(

@@ -126,6 +126,15 @@ GROUPS = [
     Forward((1, 8, 33, 51), 5, 5, F16, 1, 0, True, 4, output_bytes=8),
     Forward((1, 4, 64, 64), 7, 6, BF16, 1, 8, True, 4, output_bytes=4),
 ]
+# The same on tensor cores, eight channels of a plane of one tile.
+MMA_GROUPS = [
+    Forward((3, 8, 56, 56), 5, 5, F16, 1, 16, True, 8, multiprocessors=2, mma=True),
+    Forward((2, 13, 49, 55), 5, 4, BF16, 1, 0, True, 8, rotate=True, mma=True),
+    Forward((1, 20, 33, 57), 3, 3, F16, 1, 8, True, 8, half_parameters=True, mma=True),
+    Forward((1, 12, 64, 64), 3, 2, BF16, 1, 8, True, 8, base=False, output_bytes=0, mma=True),
+    Forward((1, 6, 40, 36), 5, 1, F16, 1, 4, True, 8, rotate=True, mma=True),
+    Forward((2, 5, 35, 56), 5, 5, F16, 1, 0, False, 8, mma=True),
+]
 # Tiles of large planes: borders within a tile and past one, in both directions.
 TILES = [
     Forward((1, 1, 72, 80), 3, 1, F32, 0, 16),
@@ -204,7 +213,7 @@ def run_forward(
     return x.tensor, y.tensor
 
 
-@pytest.mark.parametrize("case", PLANES + GROUPS + TILES + BOXES, ids=str)
+@pytest.mark.parametrize("case", PLANES + GROUPS + MMA_GROUPS + TILES + BOXES, ids=str)
 def test_forward_is_the_operator(kernels: Emulator, case: Forward) -> None:
     torch.manual_seed(0)
     batch, channels, height, width = case.shape

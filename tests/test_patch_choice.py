@@ -14,7 +14,8 @@ from launch_choice import CUDA, DEVICES, Problem, build
 
 TILE = 64
 
-# One line in, one line out: forward and weight gradient, each levels, cells, group, bytes, tiles;
+# One line in, one line out: forward and weight gradient, each levels, cells, group, whether on
+# tensor cores, bytes, tiles;
 # blocks of the latter in a multiprocessor, splits among them, partial sums of a block; cells of a
 # low-pass band two levels below float32, and three below half types and float32.
 CHOICES = r"""
@@ -33,12 +34,12 @@ int main() {
     p.batch = batch;
     p.channels_last = channels_last;
     const PatchChoice f = choose_patch(p, d), g = choose_patch_grad(p, d);
-    printf("%d %d %d %d %d ", f.levels, f.cells, f.group, f.levels ? patch_bytes(p, f) : 0,
+    printf("%d %d %d %d %d %d ", f.levels, f.cells, f.group, f.tensor_cores, f.levels ? patch_bytes(p, f) : 0,
            f.levels ? patch_tiles(p, f) : 0);
     const int tiles = g.levels ? patch_tiles(p, g) : 0;
     const int blocks = tiles ? patch_grad_blocks(p, g) : 0;
     const int splits = tiles ? split_tiles(p.channels, tiles, blocks * d.multiprocessors) : 0;
-    printf("%d %d %d %d %d %d %d %d ", g.levels, g.cells, g.group,
+    printf("%d %d %d %d %d %d %d %d %d ", g.levels, g.cells, g.group, g.tensor_cores,
            g.levels ? patch_grad_bytes(p, g) : 0, tiles, blocks, splits,
            splits ? grad_parts(tiles, splits) : 0);
     printf("%d %d %d\n", choose_lowpass_cells(p, 2, 4, d), choose_lowpass_cells(p, 3, 2, d),
@@ -52,6 +53,7 @@ class Launch(NamedTuple):
     levels: int
     cells: int
     group: int
+    tensor_cores: int
     shared_bytes: int
     tiles: int
 
@@ -83,7 +85,7 @@ def choose(driver: Path, device: str, problems: list[Problem]) -> list[Choice]:
     assert done.returncode == 0
     assert done.stderr == ""  # undefined behaviour
     rows = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
-    return [Choice(Launch(*row[:5]), Launch(*row[5:10]), *row[10:]) for row in rows]
+    return [Choice(Launch(*row[:6]), Launch(*row[6:12]), *row[12:]) for row in rows]
 
 
 def tiles_of(problem: Problem, cells: int) -> int:
@@ -101,6 +103,10 @@ def assert_legal(problem: Problem, device: str, launch: Launch, most: int) -> No
     assert launch.shared_bytes <= DEVICES[device][1], problem
     assert 1 <= launch.levels <= most, problem
     assert launch.tiles == tiles_of(problem, cells), problem
+    if launch.tensor_cores:
+        assert problem.element_bytes == 2, problem
+        assert min(problem.height, problem.width) > TILE // 2, problem
+        assert not cells or cells == 1, problem
     if launch.group:
         channels = math.ceil(problem.channels / launch.group) * launch.group
         assert problem.channels_last, problem
@@ -125,6 +131,7 @@ def assert_legal_gradient(problem: Problem, device: str, choice: Choice) -> None
     assert_legal(problem, device, launch, most)
     assert launch.levels == most, problem
     held = DEVICES["sm_90"][2] // (launch.shared_bytes + 1024)
+    assert launch.tensor_cores == tensor_cores, problem
     if launch.group:
         assert 1 <= choice.grad_blocks <= max(held, 1), problem
     if tensor_cores:
@@ -166,6 +173,27 @@ def test_every_choice_is_a_legal_launch(driver: Path, device: str) -> None:
         assert_legal_lowpass(problem, device, choice)
     assert sum(choice.forward.levels > 0 for choice in choices) > len(problems) / 8
     assert {choice.forward.group for choice in choices} == {0, 4, 8, 16, 32}
+
+
+def test_tensor_cores_take_planes_of_a_tile_with_all_their_levels(driver: Path) -> None:
+    sides = [(56, 56), (33, 64), (64, 64), (32, 56), (65, 56)]
+    cases = [(side, k, levels) for side in sides for k in (3, 5, 7, 9) for levels in (1, 3, 5, 6)]
+    for last in (0, 1):
+        problems = [Problem(64, 96, h, w, k, n, 4, 2, last) for (h, w), k, n in cases]
+        for problem, choice in zip(problems, choose(driver, "sm_90", problems), strict=True):
+            side = min(problem.height, problem.width), max(problem.height, problem.width)
+            fits = side[0] > TILE // 2 and side[1] <= TILE and problem.levels <= 5
+            if last:
+                # Eight channels of 5 x 5 taps leave room for so many pixels.
+                few = problem.kernel_size == 3 or problem.height * problem.width <= 57 * 57
+                fits = fits and problem.kernel_size in (3, 5) and few
+            else:
+                fits = fits and problem.kernel_size in (3, 5, 7) and problem.levels > 2
+            launch = choice.forward
+            assert (launch.tensor_cores == 1 and launch.cells == 1) == fits, problem
+            if fits:
+                assert launch.levels == problem.levels, problem
+                assert launch.group == (8 if last else 0), problem
 
 
 # Channels, tiles of each, slots and most tiles of a block in; splits without and with that limit.

@@ -243,7 +243,7 @@ void Call::run_patches(const Plane& input, const Plane& output, int first_level,
   launch.early = started;
   if (choice.cells == 0 && !choice.tensor_cores)
     return launched(launch_patch_forward(launch, multiprocessors, stream));
-  const auto run = choice.group > 0      ? launch_group_forward
+  const auto run = choice.group > 0 ? choice.tensor_cores ? launch_mma_group : launch_group_forward
                    : choice.tensor_cores ? launch_mma_forward
                                          : launch_patch_planes;
   launched(run(launch, input.dtype, multiprocessors, stream));

@@ -76,6 +76,8 @@ const char* launch_lowpass(const LowpassLaunch& p, DType activations, cudaStream
 const char* launch_patch_forward(const PatchLaunch& p, int multiprocessors, cudaStream_t stream);
 const char* launch_mma_forward(const PatchLaunch& p, DType activations, int multiprocessors,
                                cudaStream_t stream);
+const char* launch_mma_group(const PatchLaunch& p, DType activations, int multiprocessors,
+                             cudaStream_t stream);
 const char* launch_patch_planes(const PatchLaunch& p, DType activations, int multiprocessors,
                                 cudaStream_t stream);
 const char* launch_lowpass_planes(const LowpassPlanesLaunch& p, cudaStream_t stream);

@@ -103,7 +103,7 @@ bool has_bulk_copies(Kernel* kernel, int shared = 0) {
 // they read only what was complete before the call's first kernel, an ordinary launch, began (x and
 // the parameters), and write no memory, which an allocator may take from a kernel that still reads.
 template <class Kernel, class Params>
-const char* launch_kernel(Kernel* kernel, const Params& p, int64_t blocks, int threads,
+const char* launch_kernel(Kernel* kernel, const Params& p, int64_t blocks, dim3 threads,
                           int shared_bytes, cudaStream_t stream, bool early = false,
                           int shared = 0) {
   const Ready ready = make_ready(kernel, shared);
@@ -113,7 +113,7 @@ const char* launch_kernel(Kernel* kernel, const Params& p, int64_t blocks, int t
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(unsigned(blocks)), config.blockDim = dim3(unsigned(threads));
+    config.gridDim = dim3(unsigned(blocks)), config.blockDim = threads;
     config.dynamicSmemBytes = size_t(shared_bytes), config.stream = stream;
     config.attrs = &overlap, config.numAttrs = early && ready.sm_90;
     error = cudaLaunchKernelEx(&config, kernel, p);

@@ -79,7 +79,8 @@ char start_of_block, end_of_block, barriers[2];
 const char* what_went_wrong;
 const std::function<void()>* body;
 
-Thread& current() { return threads[threadIdx.x]; }
+int thread_index() { return int(threadIdx.y * blockDim.x + threadIdx.x); }
+Thread& current() { return threads[thread_index()]; }
 
 // A switch puts nothing in order; what precedes an arrival at a point precedes all departures.
 void tell_switch(void* fiber) {
@@ -127,7 +128,7 @@ void start_thread(int n) {
 }
 
 void resume(int n) {
-  threadIdx.x = unsigned(n);
+  threadIdx.x = unsigned(n) % blockDim.x, threadIdx.y = unsigned(n) / blockDim.x;
   tell_switch(threads[n].fiber);
   swapcontext(&scheduler, &threads[n].context);
 }
@@ -273,8 +274,8 @@ std::span<const Box> end_phase(const uint64_t* barrier, int phase) {
 const Operands* exchange(const char* instruction, const Operands& mine) {
   static Operands all[2][kMostThreads];
   Thread& t = current();
-  const int set = t.exchanges++ % 2, first = int(threadIdx.x) / 32 * 32;
-  all[set][threadIdx.x] = mine;
+  const int set = t.exchanges++ % 2, first = thread_index() / 32 * 32;
+  all[set][thread_index()] = mine;
   t.instruction[set] = instruction;
   yield(State::kAtWarp);
   for (int n = first; n < first + 32; ++n) {
@@ -285,11 +286,12 @@ const Operands* exchange(const char* instruction, const Operands& mine) {
   return all[set] + first;
 }
 
-const char* run_grid(int64_t blocks, int count, int shared_bytes, bool early,
+const char* run_grid(int64_t blocks, dim3 threads_of_block, int shared_bytes, bool early,
                      const std::function<void()>& kernel) {
-  if (count % 32 || count > kMostThreads || shared_bytes > kMostShared)
+  const int count = int(threads_of_block.x * threads_of_block.y);
+  if (threads_of_block.x % 32 || count > kMostThreads || shared_bytes > kMostShared)
     return "no GPU holds such a block";
-  blockDim = dim3(unsigned(count)), gridDim = dim3(unsigned(blocks));
+  blockDim = threads_of_block, gridDim = dim3(unsigned(blocks));
   shared_size = shared_bytes, starts_early = early;
   if (!early) end_previous_grid();
   body = &kernel;
@@ -315,7 +317,7 @@ void __syncthreads() {
 void __syncwarp() {
   using namespace cuda_on_cpu;
   static char points[kMostThreads / 32][2];  // as for barriers
-  char* point = &points[threadIdx.x / 32][current().exchanges % 2];
+  char* point = &points[thread_index() / 32][current().exchanges % 2];
   tell_arrival(point);
   exchange("syncwarp", {});
   tell_departure(point);

@@ -41,7 +41,7 @@ constexpr unsigned char kPoison = 0xff;  // NaN in every type
 
 // Runs every block, one after the other, on shared memory full of poison. The threads of a grid
 // that starts early must wait for the previous one.
-const char* run_grid(int64_t blocks, int threads, int shared_bytes, bool early,
+const char* run_grid(int64_t blocks, dim3 threads, int shared_bytes, bool early,
                      const std::function<void()>& kernel);
 
 // Faults unless `bytes` from p on lie in the block's shared memory, at a multiple of `bytes`.
@@ -226,7 +226,7 @@ bool has_bulk_copies(Kernel*, int = 0) {
 }
 
 template <class Kernel, class Params>
-const char* launch_kernel(Kernel* kernel, const Params& p, int64_t blocks, int threads,
+const char* launch_kernel(Kernel* kernel, const Params& p, int64_t blocks, dim3 threads,
                           int shared_bytes, cudaStream_t, bool early = false, int = 0) {
   return cuda_on_cpu::run_grid(blocks, threads, shared_bytes, early, [&] { kernel(p); });
 }

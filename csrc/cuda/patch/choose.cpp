@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "group_layout.h"
-#include "mma_layout.h"
+#include "mma_group_layout.h"
 
 namespace wtconv::cuda {
 namespace {
@@ -22,18 +22,28 @@ PatchChoice choose_group(const Problem& p, int group) {
   return can ? PatchChoice{p.levels, 1, group} : PatchChoice{};
 }
 
+// Levels down to one pixel of planes, `cells` on each side of a tile.
+int deepest_of(int cells) {
+  return with_constant(PlaneCells(), cells,
+                       [](auto g) { return PlanesMemory<4, 3, g()>::kLevels; });
+}
+
+// Whether tensor cores take a channels_last plane, unless more than half of the channels would be
+// missing.
+bool takes_mma_group(const Problem& p) {
+  return p.channels_last && p.element_bytes == 2 && p.batch <= INT32_MAX &&
+         is_among(MmaGroupKernelSizes(), p.kernel_size) && p.levels <= deepest_of(1) &&
+         std::min(p.height, p.width) > kPatchTile / 2 &&
+         std::max(p.height, p.width) <= kPatchTile &&
+         round_up(p.channels, kMmaGroup) <= 2 * p.channels;
+}
+
 int longest_side(const Problem& p) { return std::max(p.height, p.width); }
 
 // Channels of a block of the forward kernel: more, unless more of them would be missing.
 int forward_group_of(const Problem& p) {
   const int group = group_of(longest_side(p)), larger = largest_group_of(longest_side(p));
   return round_up(p.channels, larger) == round_up(p.channels, group) ? larger : group;
-}
-
-// Levels down to one pixel of planes, `cells` on each side of a tile.
-int deepest_of(int cells) {
-  return with_constant(PlaneCells(), cells,
-                       [](auto g) { return PlanesMemory<4, 3, g()>::kLevels; });
 }
 
 // Whole planes: as many to a tile as fit it. Tiles that stay nearly empty are worth it where
@@ -114,6 +124,10 @@ int with_grad_memory(const Problem& p, const PatchChoice& choice, F f) {
 }  // namespace
 
 int patch_bytes(const Problem& p, const PatchChoice& choice) {
+  if (choice.group > 0 && choice.tensor_cores) {
+    return with_constant(MmaGroupKernelSizes(), p.kernel_size,
+                         [&](auto k) { return MmaGroupMemory<k()>::bytes(p.height, p.width); });
+  }
   if (choice.group > 0) {
     return GroupForwardMemory(p.height, p.width, p.kernel_size, choice.levels, choice.group).bytes;
   }
@@ -160,6 +174,8 @@ int patch_tiles(const Problem& p, const PatchChoice& choice) {
 }
 
 PatchChoice choose_patch(const Problem& p, const Device& device) {
+  const PatchChoice group{p.levels, 1, kMmaGroup, true};
+  if (takes_mma_group(p) && patch_bytes(p, group) <= device.shared_per_block) return group;
   return choose(p, device, forward_group_of(p), 0,
                 [&](const PatchChoice& choice) { return patch_bytes(p, choice); });
 }

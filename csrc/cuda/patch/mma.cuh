@@ -141,9 +141,10 @@ class FormLowpass {
   }
 
  public:
-  // `shared` has P::kBytes.
-  __device__ __forceinline__ explicit FormLowpass(unsigned char* shared)
+  // `shared` has P::kBytes, which are written by the threads that `settle` is true of.
+  __device__ __forceinline__ explicit FormLowpass(unsigned char* shared, bool settles = true)
       : places_(reinterpret_cast<unsigned*>(shared) + threadIdx.x) {
+    if (!settles) return;
 #pragma unroll 1
     for (int n = 0; n < P::kOfWarp; ++n)
       settle(threadIdx.x / 32 + n * P::kWarps, places_ + n * P::kWords * kPatchThreads);

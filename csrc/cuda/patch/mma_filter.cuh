@@ -93,6 +93,21 @@ __device__ __forceinline__ void filter_level2(const T* lowpass, const uint32_t* 
   }
 }
 
+// The outputs of this lane: sums of the pixels and of level 2 times their factors, and what the
+// levels past 2 add.
+__device__ __forceinline__ void combine(float bias, float factor, float factor1,
+                                        const float (&low1)[2][4], const float (&coarse)[2][2],
+                                        float (&sum)[8][4]) {
+#pragma unroll
+  for (int f = 0; f < 8; ++f) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const float level2 = factor1 * low1[f / 2 % 2][f / 4 * 2 + c / 2];
+      sum[f][c] = factor * sum[f][c] + (bias + level2 + coarse[f / 4][c / 2]);
+    }
+  }
+}
+
 // Outputs pass through shared memory, to be stored in whole lines. There row f of cell g is row
 // 8 f + g, and its pieces of 16 bytes change places with g so that the writes of a warp touch
 // different banks.

@@ -12,6 +12,7 @@
 //   planes that fit a tile, G x G to it     planes.cu          weight_grad.cu        planes*.cuh
 //   those that are a low-pass band of x     lowpass_planes.cu  -                     planes*.cuh
 //   those of a channels_last tensor         group_forward.cu   group_weight_grad.cu  group*
+//   and of these, half types of one tile    mma_group.cu       group_weight_grad.cu  mma*
 //
 // But on tensor cores (mma*) and in groups of channels, a thread computes a patch of 32 pixels from
 // its 8 coefficients of level 1 up.
@@ -44,11 +45,13 @@ struct Constants {};
 using PatchKernelSizes = Constants<3, 5, 7, 9>;  // tiles of large planes
 using PlaneKernelSizes = Constants<3, 5, 7>;     // whole planes, and weight gradients
 using PlaneCells = Constants<1, 2, 4, 8>;
-using LowpassCells = Constants<1, 2, 4>;     // of a low-pass band
-using GradCells = Constants<0, 1, 2, 4, 8>;  // 0: tiles of large planes, in float32
-using TileLevels = Constants<1, 2, 3>;       // on chip, of a tile
-using MmaGradLevels = Constants<1, 2>;       // weight gradients of half types, of a tile
-constexpr int kMostForThreeLevels = 5;       // kernel size: the halo is 8 times its radius
+using LowpassCells = Constants<1, 2, 4>;      // of a low-pass band
+using GradCells = Constants<0, 1, 2, 4, 8>;   // 0: tiles of large planes, in float32
+using MmaGroupKernelSizes = Constants<3, 5>;  // channels_last planes of half types of one tile
+constexpr int kMmaGroup = 8;                  // their channels of a block
+using TileLevels = Constants<1, 2, 3>;        // on chip, of a tile
+using MmaGradLevels = Constants<1, 2>;        // weight gradients of half types, of a tile
+constexpr int kMostForThreeLevels = 5;        // kernel size: the halo is 8 times its radius
 
 // f(std::integral_constant<int, value>()) of the value among the constants; `value` is one of them.
 template <int kFirst, int... kRest, class F>

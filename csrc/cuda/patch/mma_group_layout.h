@@ -1,0 +1,39 @@
+// Shared memory of the tensor-core kernel for channels_last planes, in bytes. No CUDA header.
+#pragma once
+
+#include "mma_layout.h"
+
+namespace wtconv::cuda {
+
+// Eight channels of a plane, 16 bytes of a pixel: four at a time, each with a team of threads.
+template <int K>
+struct MmaGroupMemory {
+  static constexpr int kGroup = kMmaGroup, kTeams = 4, kRounds = kGroup / kTeams;
+  using W = MmaWindow<K, 2>;
+  using Deep = DeepMemory<K>;
+
+  // Of a team, from its first byte on: the window, which outputs take the place of; LL1; the levels
+  // past 2.
+  static constexpr int kLowpass = W::size(0) * 2;
+  static constexpr int kRaw = kLowpass + W::size(1) * 2;
+  static constexpr int kFiltered = kRaw + Deep::kRaw;
+  static constexpr int kTeam = kFiltered + Deep::kFiltered;
+  static_assert(sizeof(ChannelTaps<K, 2>) <= kLowpass, "at the start, taps lie in the window");
+
+  // Of a channel: fragments of the levels, taps of those past 2, factors.
+  static constexpr int fragments(int level) {
+    return level * tap_products(0) * W::kRows * W::kGroups * 32 * 4;
+  }
+  static constexpr int kDeepTaps = fragments(2);
+  static constexpr int kFactors = kDeepTaps + Deep::kTaps;
+  static constexpr int kChannel = kFactors + 16;
+
+  static constexpr int kChannels = kTeams * kTeam;
+  static constexpr int kProducts = kChannels + kGroup * kChannel;
+  static constexpr int kPixels = kProducts + LowpassProducts<W, 0>::kBytes;
+  static constexpr int bytes(int height, int width) {
+    return kPixels + height * width * kGroup * 2;
+  }
+};
+
+}  // namespace wtconv::cuda
