@@ -85,12 +85,15 @@ def _compile(options: argparse.Namespace) -> int:
         layouts=arguments.layouts(options),
         modes=tuple(dict.fromkeys(options.mode)),
         rounds=options.rounds,
+        variants=tuple(options.variant),
     )
     _require_kernels(options.device, f"--device {options.device}", 5)
     cuda = options.device == "cuda"
     machine = gpu_line("cuda") if cuda else f"{processor_name()}; torch {torch.__version__}"
     with tf32(False), threads(options.threads), _progress(lines=True) as progress:
         rows = compiled.run(settings, progress)
+    if not rows:
+        raise _CannotRunError("compile: no model has one of the variants asked for here")
     print_compiled(rows, machine, _console(160))
     if options.csv is not None:
         write_csv(rows, options.csv, machine)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bench.compiled import MODES, PRECISIONS, SUBJECTS
+from bench.compiled import MODES, PRECISIONS, SUBJECTS, VARIANTS
 from bench.cuda_run import DTYPES
 from bench.cuda_timing import METHODS
 from bench.run import LAYOUTS
@@ -125,6 +125,8 @@ def _add_compile(command: argparse.ArgumentParser) -> None:
     text = "float32, or bfloat16 under autocast; one or both"
     _add(command, "--dtype", text, list(PRECISIONS), nargs="+", choices=PRECISIONS)
     _add(command, "--mode", "one or both", list(MODES), nargs="+", choices=MODES)
+    text = "one or more ways to run a model, of those that it has"
+    _add(command, "--variant", text, list(VARIANTS), nargs="+", choices=VARIANTS, metavar="NAME")
     _add_layout(command)
     _add(command, "--batch", "images of a batch", 64, type=_positive, metavar="N")
     _add(command, "--rounds", "samples of each variant", 11, type=_positive, metavar="N")

@@ -42,6 +42,7 @@ SUBJECTS = ("layer", BLOCK, NETWORK)
 OURS, GRAPH = "ours compiled", "ours CUDA graph"  # variants
 REPLAYED = "ours reduce-overhead"  # a variant of the block on a GPU
 PEER = "ConvNeXt-T compiled"  # a variant of the network: the one it was made from
+VARIANTS = ("reference eager", "reference compiled", "ours eager", OURS, PEER, REPLAYED, GRAPH)
 #: Relative error of the output against the eager reference that a variant may have.
 LIMITS = {"float32": 1e-4, "bfloat16": 5e-2}
 
@@ -65,6 +66,7 @@ class CompileSettings:
     layouts: tuple[str, ...] = tuple(LAYOUTS)
     modes: tuple[str, ...] = MODES
     rounds: int = 11
+    variants: tuple[str, ...] = VARIANTS  # those that a model, device and mode have
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class CompileRow:
     gap_us: float | None  # longest time between two kernels of a graph that reduce-overhead replays
     cold_compile_s: float | None
     warm_compile_s: float | None
-    error: float | None  # of the peer there is none
+    error: float | None  # none of the peer, nor of a graph without the eager call
 
 
 class WrongNumbersError(Exception):
@@ -155,7 +157,7 @@ def run(settings: CompileSettings, progress: Callable[[str], None]) -> list[Comp
         for precision in settings.precisions:
             for layout in settings.layouts:
                 progress(f"{subject.name} {precision} {layout}")
-                case = _Case(subject, precision, layout, device)
+                case = _Case(subject, precision, layout, device, settings.variants)
                 for mode in settings.modes:
                     rows += case.measure(mode, clock, settings.rounds)
     return rows
@@ -164,8 +166,16 @@ def run(settings: CompileSettings, progress: Callable[[str], None]) -> list[Comp
 class _Case:
     """A subject in one precision and layout, built with both layers on the same weights."""
 
-    def __init__(self, subject: Subject, precision: str, layout: str, device: torch.device) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        precision: str,
+        layout: str,
+        device: torch.device,
+        variants: Sequence[str] = VARIANTS,
+    ) -> None:
         self.subject, self.precision, self.layout, self.device = subject, precision, layout, device
+        self.wanted = variants
         self.models = {name: subject.build(layer) for name, layer in LAYERS.items()}
         randomise(self.models["reference"], seed=1)
         self.models["ours"].load_state_dict(self.models["reference"].state_dict())
@@ -225,11 +235,13 @@ class _Case:
         facts = {name: self._counts(call, facts[name]) for name, call in calls.items()}
         methods = dict.fromkeys(calls, "eager")
         if self.device.type == "cuda":
-            if self.subject.name == BLOCK:
+            if self.subject.name == BLOCK and REPLAYED in self.wanted:
                 calls[REPLAYED], facts[REPLAYED] = self._replayed(mode)
                 methods[REPLAYED] = "eager"
-            calls[GRAPH], methods[GRAPH] = calls["ours eager"], "graph"
-            facts[GRAPH] = facts["ours eager"]
+            if GRAPH in self.wanted:
+                call = self._call(self.models["ours"], mode, self.image)
+                calls[GRAPH], methods[GRAPH] = call, "graph"
+                facts[GRAPH] = facts.get("ours eager") or self._counts(call, {})
         samplers = {(name,): clock.prepare(call, methods[name]) for name, call in calls.items()}
         medians = interleaved_medians(samplers, rounds)
         return [self._row(mode, name, medians[name,], facts[name]) for name in calls]
@@ -243,11 +255,13 @@ class _Case:
         facts: dict[str, dict[str, Any]] = {}
         for name, model in self.models.items():
             eager, compiled = f"{name} eager", f"{name} compiled"
-            models[eager] = model
-            facts[eager] = {"error": self._error(model, mode, exact)}
-            models[compiled], found = self._compile(model, mode, _caches_of(compiled, folder))
-            facts[compiled] = {**found, "error": self._error(models[compiled], mode, exact)}
-        if self.subject.name == NETWORK:
+            if eager in self.wanted:
+                models[eager] = model
+                facts[eager] = {"error": self._error(model, mode, exact)}
+            if compiled in self.wanted:
+                models[compiled], found = self._compile(model, mode, _caches_of(compiled, folder))
+                facts[compiled] = {**found, "error": self._error(models[compiled], mode, exact)}
+        if self.subject.name == NETWORK and PEER in self.wanted:
             peer = _peer().to(self.device)
             models[PEER], facts[PEER] = self._compile(peer, mode, _caches_of(PEER, folder))
         return models, facts

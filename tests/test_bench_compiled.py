@@ -67,6 +67,19 @@ def test_only_the_modes_asked_for_are_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert asked == [("float32", "training"), ("bfloat16", "training")]
 
 
+def test_only_the_variants_asked_for_are_run(
+    tmp_path: Path, fresh_compiler: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "compile.csv"
+    line = "compile --device cpu --quick --subject layer --dtype float32 --mode inference"
+    options = [*line.split(), "--batch", "1", "--rounds", "1", "--csv", str(file), "--variant"]
+    assert main([*options, "reference eager", "ours compiled", "ours CUDA graph"]) == 0
+    rows = csv.DictReader(line for line in file.read_text().splitlines() if line[0] != "#")
+    assert [r["variant"] for r in rows] == ["reference eager", "ours compiled"]
+    assert main([*options, "ours CUDA graph"]) != 0
+    assert "no model has one of the variants" in capsys.readouterr().err
+
+
 class Picky(nn.Module):
     """Takes even widths only."""
 
