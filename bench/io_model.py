@@ -125,7 +125,7 @@ class Plane:
 
     @property
     def tensor_cores(self) -> bool:
-        """Whether tiles on tensor cores take it."""
+        """Whether weight gradients on tensor cores take it."""
         return self.element_bytes == 2 and not self.channels_last and self.side > TILE // 2
 
     @property
@@ -135,7 +135,7 @@ class Plane:
 
     def operator_levels(self, levels: int) -> int:
         """Levels that a launch of the operator takes where ``levels`` are left."""
-        if self.side <= (2 * TILE if self.channels_last else TILE) and not self.tensor_cores:
+        if self.side <= (2 * TILE if self.channels_last else TILE):
             return levels
         three = not self.channels_last and levels == 3
         return min(levels, 3 if three else 2)

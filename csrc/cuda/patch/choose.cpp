@@ -29,7 +29,7 @@ int deepest_of(int cells) {
 }
 
 // Whether tensor cores take a channels_last plane, unless more than half of the channels would be
-// missing.
+// missing (64x96x56x56 float16 L=5 on an H200: 0.130 ms, in a group without them 0.194 ms).
 bool takes_mma_group(const Problem& p) {
   return p.channels_last && p.element_bytes == 2 && p.batch <= INT32_MAX &&
          is_among(MmaGroupKernelSizes(), p.kernel_size) && p.levels <= deepest_of(1) &&
@@ -84,8 +84,8 @@ PatchChoice choose(const Problem& p, const Device& device, int group, int slots,
   if (!large) return choose_planes(p, device, slots);
   const bool tensor_cores = p.element_bytes == 2;
   if (longest <= kPatchTile && p.levels > 2) {
-    // All levels on chip: x is read once. Two kernels take longer (64x96x56x56 float16 L=5 on an
-    // H200: 0.095 ms).
+    // All levels on chip: x is read once (64x96x56x56 float16 L=5 on an H200: 0.072 ms, in two
+    // kernels 0.095 ms).
     const PatchChoice choice{p.levels, 1, 0, true};
     if (is_among(PlaneKernelSizes(), p.kernel_size) && p.levels <= deepest_of(1) &&
         patch_bytes(p, choice) <= device.shared_per_block) {

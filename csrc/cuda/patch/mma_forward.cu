@@ -1,4 +1,5 @@
-// The operator on large planes of half types in one pass over memory, on tensor cores.
+// The operator on large planes of half types, and on those of one tile, in one pass over memory, on
+// tensor cores.
 //
 // Analysis, filters and synthesis of one level, and the base path, are together one filter that
 // depends on the parity of the output pixel, of 2K x 2K taps for kernels of K x K:
@@ -25,10 +26,10 @@
 // K = 5 and adds a tenth of the products.
 //
 // x is read once with the halo (re-reads hit L1 or L2), y written once, and of levels past L their
-// reconstruction is read, in float32. The taps are divided by a power of two per channel and level,
-// so that float16 holds them whatever their size; sums are float32. A value of x that is not finite
-// reaches every output whose products read it: 16 L columns and 2 K L rows, of columns 24 L for
-// K > 5.
+// reconstruction is read, in float32; those of a plane of one tile are computed here
+// (mma_deep.cuh). The taps are divided by a power of two per channel and level, so that float16
+// holds them whatever their size; sums are float32. A value of x that is not finite reaches every
+// output whose products read it: 16 L columns and 2 K L rows, of columns 24 L for K > 5.
 #include "../launch.cuh"
 #include "mma_deep.cuh"
 

@@ -9,7 +9,9 @@
 //   the windows of the other four -> ... -> store
 //
 // A pixel is always the same thread's, from the window of x to the store. x is read once and y
-// written once.
+// written once, by 16 bytes a thread and pixel: stores of four channels, which would let the next
+// plane come earlier, take longer (64x96x56x56 float16 L=5 on an H200: 0.164 ms for 0.130), and so
+// do bulk copies of rows of such pieces (0.169 ms).
 #include "../launch.cuh"
 #include "group.cuh"
 #include "mma_deep.cuh"
