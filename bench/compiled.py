@@ -39,10 +39,10 @@ PRECISIONS = ("float32", "bfloat16")
 MODES = ("inference", "training")
 BLOCK, NETWORK = "block", "WTConvNeXt-T"
 SUBJECTS = ("layer", BLOCK, NETWORK)
-OURS, GRAPH = "ours compiled", "ours CUDA graph"  # variants
+EAGER, OURS, GRAPH = "ours eager", "ours compiled", "ours CUDA graph"  # variants
 REPLAYED = "ours reduce-overhead"  # a variant of the block on a GPU
 PEER = "ConvNeXt-T compiled"  # a variant of the network: the one it was made from
-VARIANTS = ("reference eager", "reference compiled", "ours eager", OURS, PEER, REPLAYED, GRAPH)
+VARIANTS = ("reference eager", "reference compiled", EAGER, OURS, PEER, REPLAYED, GRAPH)
 #: Relative error of the output against the eager reference that a variant may have.
 LIMITS = {"float32": 1e-4, "bfloat16": 5e-2}
 
@@ -89,7 +89,7 @@ class CompileRow:
     gap_us: float | None  # longest time between two kernels of a graph that reduce-overhead replays
     cold_compile_s: float | None
     warm_compile_s: float | None
-    error: float | None  # none of the peer, nor of a graph without the eager call
+    error: float | None  # of the peer there is none
 
 
 class WrongNumbersError(Exception):
@@ -227,12 +227,12 @@ class _Case:
         that it captured.
         """
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            models, facts = self._variants(mode, folder)
+            models, checked = self._variants(mode, folder)
             calls = {name: self._call(model, mode, self.image) for name, model in models.items()}
             for name, call in calls.items():  # every compilation forgets the code of those before
                 with cache_folder(_caches_of(name, folder)):
                     call()
-        facts = {name: self._counts(call, facts[name]) for name, call in calls.items()}
+        facts = {name: self._counts(call, checked[name]) for name, call in calls.items()}
         methods = dict.fromkeys(calls, "eager")
         if self.device.type == "cuda":
             if self.subject.name == BLOCK and REPLAYED in self.wanted:
@@ -241,7 +241,7 @@ class _Case:
             if GRAPH in self.wanted:
                 call = self._call(self.models["ours"], mode, self.image)
                 calls[GRAPH], methods[GRAPH] = call, "graph"
-                facts[GRAPH] = facts.get("ours eager") or self._counts(call, {})
+                facts[GRAPH] = facts.get(EAGER) or self._counts(call, checked[EAGER])
         samplers = {(name,): clock.prepare(call, methods[name]) for name, call in calls.items()}
         medians = interleaved_medians(samplers, rounds)
         return [self._row(mode, name, medians[name,], facts[name]) for name in calls]
@@ -257,6 +257,7 @@ class _Case:
             eager, compiled = f"{name} eager", f"{name} compiled"
             if eager in self.wanted:
                 models[eager] = model
+            if eager in self.wanted or (eager == EAGER and GRAPH in self.wanted):
                 facts[eager] = {"error": self._error(model, mode, exact)}
             if compiled in self.wanted:
                 models[compiled], found = self._compile(model, mode, _caches_of(compiled, folder))

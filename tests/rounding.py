@@ -35,9 +35,10 @@ HALVES = (torch.float16, torch.bfloat16)
 ROUNDINGS = {torch.float32: 4.0, torch.float64: 8.0}
 CUTS = 16.0  # the same on tensor cores, which cut off where others round
 # What these take (csrc/cuda/patch/choose.cpp): NCHW planes with longer sides, and kernel sizes; of
-# channels_last planes, the operator alone takes those of a tile, and fewer levels and kernel sizes.
+# channels_last planes, the operator alone takes those of a tile, of at most so many pixels (by
+# kernel size) and levels, and no fewer channels.
 SIDE, KERNEL_SIZES = 32, (3, 5, 7, 9)
-TILE, TILE_KERNEL_SIZES, TILE_LEVELS = 64, (3, 5), 5
+TILE, TILE_PIXELS, TILE_LEVELS, TILE_CHANNELS = 64, {3: 64 * 64, 5: 3544}, 5, 4
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,9 @@ def laws(arguments: Sequence[Any], grad_output: Tensor) -> list[Law]:
 
     * The operator: the taps and, for the second and third level of a launch, the low-pass band,
       each formed from the rounded one before. Up to three roundings meet in a product where three
-      levels are all and k is 3 or 5, else two: with the final one, 2 eps of the magnitude at worst.
-      They are independent, so that each adds no more than some 0.2 eps to the relative error in the
-      2-norm.
+      levels of a plane of several tiles are all and k is 3 or 5, else two: with the final one,
+      2 eps of the magnitude at worst. They are independent, so that each adds no more than some
+      0.2 eps to the relative error in the 2-norm.
     * The gradients of a level past the first: the low-pass bands of both tensors. In sums over all
       pixels a share of the magnitude would hide the loss of a row of them.
     """
@@ -76,7 +77,8 @@ def laws(arguments: Sequence[Any], grad_output: Tensor) -> list[Law]:
     in_nchw = any(_in_nchw(tensor) for tensor in (x, grad_output))
     if not _on_tensor_cores(x, weight.shape[-1], levels, in_nchw):
         return [exact] * (5 + 2 * levels)
-    met = 3 if levels == 3 and weight.shape[-1] <= 5 else min(levels, 2)
+    of_tiles = max(x.shape[2:]) > TILE
+    met = 3 if levels == 3 and weight.shape[-1] <= 5 and of_tiles else min(levels, 2)
     operator = Law(CUTS * sums + eps / 2 * met, relative=eps)
     if not in_nchw:
         return [operator] * 2 + [exact] * (3 + 2 * levels)
@@ -152,10 +154,10 @@ def _on_tensor_cores(x: Tensor, kernel_size: int, levels: int, in_nchw: bool) ->
     """Whether any of the results may come from there."""
     if not (x.is_cuda and x.dtype in HALVES and min(x.shape[2:]) > SIDE):
         return False
-    of_a_tile = max(x.shape[2:]) <= TILE and levels <= TILE_LEVELS
-    return (
-        kernel_size in KERNEL_SIZES if in_nchw else (of_a_tile and kernel_size in TILE_KERNEL_SIZES)
-    )
+    if in_nchw:
+        return kernel_size in KERNEL_SIZES
+    fits = max(x.shape[2:]) <= TILE and x[0, 0].numel() <= TILE_PIXELS.get(kernel_size, 0)
+    return fits and levels <= TILE_LEVELS and x.shape[1] >= TILE_CHANNELS
 
 
 def _noise_of_bands(

@@ -235,6 +235,33 @@ def test_forward_is_the_operator(kernels: Emulator, case: Forward) -> None:
     assert relative_error(y, expected) < FORWARD_TOLERANCE[case.dtype]
 
 
+def test_gradients_that_the_half_type_holds_do_not_overflow_at_one_level(kernels: Emulator) -> None:
+    """The sum of four of them is past its range."""
+    values = torch.zeros(1, 8, 40, 40)
+    values[..., 20:22, 20:22] = 4e4
+    case = Forward((1, 8, 40, 40), 5, 1, F16, 1, 16, True, 8, rotate=True, mma=True)
+    params = Parameters(8, 5, 1, F32)
+    for weight in params.weights:
+        weight /= 64
+    _, y = run_forward(kernels, case, params, values, None)
+    assert bool(torch.isfinite(y).all())
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("levels", [1, 2])
+def test_infinity_reaches_few_columns_of_a_group_on_tensor_cores(
+    kernels: Emulator, kernel: int, levels: int
+) -> None:
+    rows, cols = 2 * kernel * levels, 16 * levels
+    values = torch.randn(1, 8, 50, 56)
+    values[0, 3, 7, 23] = torch.inf
+    case = Forward((1, 8, 50, 56), kernel, levels, F16, 1, 16, True, 8, mma=True)
+    _, y = run_forward(kernels, case, Parameters(8, kernel, levels, F32), values, None)
+    assert not bool(torch.isfinite(y[0, 3, 7, 23]))
+    y[0, 3, max(0, 7 - rows) : 7 + rows + 1, max(0, 23 - cols) : 23 + cols + 1] = 0
+    assert bool(torch.isfinite(y).all())
+
+
 @pytest.mark.parametrize("kernel", [3, 5])
 @pytest.mark.parametrize("levels", [1, 2, 3])
 def test_infinity_reaches_few_columns_on_tensor_cores(

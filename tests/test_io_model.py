@@ -171,7 +171,7 @@ def test_levels_of_a_launch_are_those_that_the_kernels_choose(tmp_path: Path) ->
 
 @pytest.mark.parametrize("levels", range(6))
 @pytest.mark.parametrize(
-    "plane", [Plane(64, 4), Plane(32, 2), Plane(64, 4, channels_last=True), Plane(64, 2, True)]
+    "plane", [Plane(64, 4), Plane(64, 2), Plane(64, 4, channels_last=True), Plane(64, 2, True)]
 )
 def test_plane_on_chip_moves_the_compulsory_2_n(plane: Plane, levels: int) -> None:
     assert total(forward_stages(plane, levels)) == io_model.COMPULSORY["forward"]

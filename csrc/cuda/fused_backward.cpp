@@ -101,7 +101,7 @@ class WeightGradient {
     launch.partials = static_cast<float*>(sums.mutable_data_ptr());
     std::pair<Tensor, Plane> low_grad, low_input;
     const bool deeper = first_level + levels < call_.levels() && wants_beyond(first_level + levels);
-    const bool tensor_cores = choice.cells == 0 && input.dtype != DType::kFloat32;
+    const bool tensor_cores = choice.tensor_cores;
     if (deeper) {
       const DType dtype = tensor_cores ? input.dtype : DType::kFloat32;
       low_grad = call_.allocate_lowpass(grad_output, levels, dtype, choice.group > 0);

@@ -241,12 +241,7 @@ void Call::run_patches(const Plane& input, const Plane& output, int first_level,
   const Tensor coarse = add_coarse_levels(launch, input, first_level, choice.levels, adjoint);
   const int multiprocessors = device_properties(device).multiprocessors;
   launch.early = started;
-  if (choice.cells == 0 && !choice.tensor_cores)
-    return launched(launch_patch_forward(launch, multiprocessors, stream));
-  const auto run = choice.group > 0 ? choice.tensor_cores ? launch_mma_group : launch_group_forward
-                   : choice.tensor_cores ? launch_mma_forward
-                                         : launch_patch_planes;
-  launched(run(launch, input.dtype, multiprocessors, stream));
+  launched(launch_patch_operator(launch, input.dtype, multiprocessors, stream));
 }
 
 int Call::launch_levels(const Plane& input, int first_level, bool adjoint) const {

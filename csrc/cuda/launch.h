@@ -91,4 +91,14 @@ const char* launch_mma_weight_grad(const PatchGradLaunch& p, DType activations,
                                    cudaStream_t stream);
 const char* launch_forward(const TileLaunch& p, DType activations, cudaStream_t stream);
 
+// The forward patch kernel that a launch names.
+inline const char* launch_patch_operator(const PatchLaunch& p, DType activations,
+                                         int multiprocessors, cudaStream_t stream) {
+  if (p.cells == 0 && !p.tensor_cores) return launch_patch_forward(p, multiprocessors, stream);
+  const auto launch = p.group > 0      ? p.tensor_cores ? launch_mma_group : launch_group_forward
+                      : p.tensor_cores ? launch_mma_forward
+                                       : launch_patch_planes;
+  return launch(p, activations, multiprocessors, stream);
+}
+
 }  // namespace wtconv::cuda

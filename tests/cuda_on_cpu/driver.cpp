@@ -91,13 +91,7 @@ int struct_sizes[] = {sizeof(PatchLaunch), sizeof(LowpassPlanesLaunch), sizeof(P
                       sizeof(FinishLaunch), sizeof(LowpassLaunch)};
 
 const char* forward(const PatchLaunch& p, DType dtype, int multiprocessors) {
-  if (p.group > 0) {
-    const auto run = p.tensor_cores ? launch_mma_group : launch_group_forward;
-    return run(p, dtype, multiprocessors, nullptr);
-  }
-  if (p.tensor_cores) return launch_mma_forward(p, dtype, multiprocessors, nullptr);
-  return p.cells > 0 ? launch_patch_planes(p, dtype, multiprocessors, nullptr)
-                     : launch_patch_forward(p, multiprocessors, nullptr);
+  return launch_patch_operator(p, dtype, multiprocessors, nullptr);
 }
 
 const char* lowpass_planes(const LowpassPlanesLaunch& p, DType) {

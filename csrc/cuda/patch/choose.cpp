@@ -14,15 +14,15 @@ int with_element(int bytes, F f) {
 }
 
 // A channels_last plane of a group of channels, unless more than half of them would be missing: a
-// kernel of one channel takes a sector of 32 bytes for each element (batch 64 on an H100, 96x56x56
-// float16 L=5: 0.27 against 0.47 ms, 768x7x7 L=2: 0.047 against 0.083 ms).
+// kernel of one channel takes a sector of 32 bytes for each element (64x768x7x7 float16 L=2 on an
+// H100: 0.047 against 0.083 ms).
 PatchChoice choose_group(const Problem& p, int group) {
   const bool can = is_among(PlaneKernelSizes(), p.kernel_size) && p.levels < kMaxLaunchLevels &&
                    round_up(p.channels, group) <= 2 * p.channels;
   return can ? PatchChoice{p.levels, 1, group} : PatchChoice{};
 }
 
-// Levels down to one pixel of planes, `cells` on each side of a tile.
+// Most levels of planes on chip, `cells` on each side of a tile.
 int deepest_of(int cells) {
   return with_constant(PlaneCells(), cells,
                        [](auto g) { return PlanesMemory<4, 3, g()>::kLevels; });
@@ -30,10 +30,11 @@ int deepest_of(int cells) {
 
 // Whether tensor cores take a channels_last plane, unless more than half of the channels would be
 // missing (64x96x56x56 float16 L=5 on an H200: 0.130 ms, in a group without them 0.194 ms).
-bool takes_mma_group(const Problem& p) {
-  return p.channels_last && p.element_bytes == 2 && p.batch <= INT32_MAX &&
-         is_among(MmaGroupKernelSizes(), p.kernel_size) && p.levels <= deepest_of(1) &&
-         std::min(p.height, p.width) > kPatchTile / 2 &&
+bool takes_mma_group(const Problem& p, const Device& device) {
+  constexpr int kLeastShared = 200 * 1024;  // of a block; not measured on GPUs with less
+  return device.shared_per_block >= kLeastShared && p.channels_last && p.element_bytes == 2 &&
+         p.batch <= INT32_MAX && is_among(MmaGroupKernelSizes(), p.kernel_size) &&
+         p.levels <= deepest_of(1) && std::min(p.height, p.width) > kPatchTile / 2 &&
          std::max(p.height, p.width) <= kPatchTile &&
          round_up(p.channels, kMmaGroup) <= 2 * p.channels;
 }
@@ -175,7 +176,7 @@ int patch_tiles(const Problem& p, const PatchChoice& choice) {
 
 PatchChoice choose_patch(const Problem& p, const Device& device) {
   const PatchChoice group{p.levels, 1, kMmaGroup, true};
-  if (takes_mma_group(p) && patch_bytes(p, group) <= device.shared_per_block) return group;
+  if (takes_mma_group(p, device) && patch_bytes(p, group) <= device.shared_per_block) return group;
   return choose(p, device, forward_group_of(p), 0,
                 [&](const PatchChoice& choice) { return patch_bytes(p, choice); });
 }

@@ -53,8 +53,8 @@ __device__ __forceinline__ void prefetch_row(const View& view, int bytes, int it
 }
 
 // Zeros around the bands, and in rows past their ends, stay: only the bands are written afterwards.
-__device__ __forceinline__ void clear_group(unsigned char* shared, int bytes) {
-  for (int i = threadIdx.x; i < bytes / 16; i += blockDim.x)
+__device__ __forceinline__ void clear_group(Team team, unsigned char* shared, int bytes) {
+  for (int i = team.thread; i < bytes / 16; i += team.threads)
     reinterpret_cast<Vector<float, 4>*>(shared)[i] = {};
   __syncthreads();
 }

@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(group_threads(kGroup))
   with_type(p.params.dtype, [&](auto s) {
     prefetch_group_taps<decltype(s), K>(p.params, first, channels, p.levels);
   });
-  clear_group(shared, memory.bytes);
+  clear_group({int(threadIdx.x), int(blockDim.x)}, shared, memory.bytes);
   // Half types pass through registers, which the sums leave behind the stores.
   constexpr bool kCopies = sizeof(T) == sizeof(float);
   if constexpr (kCopies) start(split + plane);

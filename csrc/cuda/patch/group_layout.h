@@ -72,8 +72,8 @@ struct GroupAllocator {
     const int pitch = (cols + zeros) * group, pair = 2 * pitch + (group < kBanks ? group : 0);
     return add({rows, cols, pitch, pair, 0, 0}, (rows + 1) / 2 * pair, zeros, element, strip);
   }
-  // What the coarse levels filtered, dense.
-  constexpr GroupBands filtered(int rows, int cols) {
+  // Dense bands, without zeros: what the coarse levels filtered.
+  constexpr GroupBands dense(int rows, int cols) {
     const int pitch = cols * group;
     return add({rows, cols, pitch, 2 * pitch, rows * pitch, 0}, kSubbands * rows * pitch, 0, 4, 0);
   }
@@ -125,7 +125,7 @@ struct GroupForwardMemory {
       const int rows = (height + (1 << l) - 1) >> l, cols = (width + (1 << l) - 1) >> l;
       // A warp of small groups filters two rows of each band.
       level[l] = memory.bands(rows, cols, radius, coarse_strip_of(group), kSubbands * group < 32);
-      filtered[l] = memory.filtered(rows, cols);
+      filtered[l] = memory.dense(rows, cols);
     }
     zeros = memory.zeros(kernel_size, 4, strip, 2);
     plane_bytes = memory.bytes;

@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
     return sum;
   };
 
-  clear_group(shared, memory.bytes);
+  clear_group({int(threadIdx.x), int(blockDim.x)}, shared, memory.bytes);
   start(0);
   const int count = ceil_div(p.batch - split, p.splits);
 #pragma unroll 1

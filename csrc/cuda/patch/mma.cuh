@@ -141,7 +141,7 @@ class FormLowpass {
   }
 
  public:
-  // `shared` has P::kBytes, which are written by the threads that `settle` is true of.
+  // `shared` has P::kBytes, which are written by the threads that `settles` is true of.
   __device__ __forceinline__ explicit FormLowpass(unsigned char* shared, bool settles = true)
       : places_(reinterpret_cast<unsigned*>(shared) + threadIdx.x) {
     if (!settles) return;
@@ -217,8 +217,10 @@ __device__ __forceinline__ void cross_bands(ChannelTaps<K, L>& taps) {
     }
   }
 #pragma unroll
-  for (int l = 0; l < L; ++l)
-    taps.largest[l][threadIdx.x / 32] = __reduce_max_sync(~0u, __float_as_uint(largest[l]));
+  for (int l = 0; l < L; ++l) {
+    const uint32_t most = __reduce_max_sync(~0u, __float_as_uint(largest[l]));
+    if (threadIdx.x % 32 == 0) taps.largest[l][threadIdx.x / 32] = most;
+  }
 }
 
 // The taps of a channel, scaled and crossed.

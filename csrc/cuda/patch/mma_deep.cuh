@@ -9,7 +9,7 @@ namespace wtconv::cuda {
 
 // Their layout: that of a single plane of a tile.
 template <int K>
-using DeepPlane = PlanesMemory<4, K, 1>;
+using DeepPlane = typename DeepMemory<K>::P;
 
 // The taps of a channel as read_taps() does, and those of the levels past 2, times 2^-level, from
 // `deep` on.

@@ -93,17 +93,28 @@ __device__ __forceinline__ void filter_level2(const T* lowpass, const uint32_t* 
   }
 }
 
-// The outputs of this lane: sums of the pixels and of level 2 times their factors, and what the
-// levels past 2 add.
-__device__ __forceinline__ void combine(float bias, float factor, float factor1,
-                                        const float (&low1)[2][4], const float (&coarse)[2][2],
+// What the parts of an output are multiplied by; the bias is added.
+struct OutputFactors {
+  float bias, pixels, level2, level3, coarse;
+};
+
+// The outputs of this lane, in place of the sums of its pixels: `low1` and `low2` are those of
+// levels 2 and 3, `coarse` is what the levels past L add.
+template <int L>
+__device__ __forceinline__ void combine(const OutputFactors& factor, const float (&low1)[2][4],
+                                        const float (&low2)[2][2], const float (&coarse)[8 >> L][2],
                                         float (&sum)[8][4]) {
 #pragma unroll
   for (int f = 0; f < 8; ++f) {
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      const float level2 = factor1 * low1[f / 2 % 2][f / 4 * 2 + c / 2];
-      sum[f][c] = factor * sum[f][c] + (bias + level2 + coarse[f / 4][c / 2]);
+      float rest = factor.bias;
+      if (L > 1) {
+        rest += factor.level2 * low1[f / 2 % 2][f / 4 * 2 + c / 2] +
+                factor.coarse * coarse[f >> L][c / 2];
+      }
+      if (L > 2) rest += factor.level3 * low2[f / 4][c / 2];
+      sum[f][c] = factor.pixels * sum[f][c] + rest;
     }
   }
 }

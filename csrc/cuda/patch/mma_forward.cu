@@ -26,10 +26,11 @@
 // K = 5 and adds a tenth of the products.
 //
 // x is read once with the halo (re-reads hit L1 or L2), y written once, and of levels past L their
-// reconstruction is read, in float32; those of a plane of one tile are computed here
-// (mma_deep.cuh). The taps are divided by a power of two per channel and level, so that float16
-// holds them whatever their size; sums are float32. A value of x that is not finite reaches every
-// output whose products read it: 16 L columns and 2 K L rows, of columns 24 L for K > 5.
+// reconstruction is read, in float32; those of a plane of one tile are computed here, up
+// to five levels and K = 7 (mma_deep.cuh). The taps are divided by a power of two per channel and
+// level, so that float16 holds them whatever their size; sums are float32. A value of x that is not
+// finite reaches every output whose products read it: 16 L columns and 2 K L rows, of columns 24 L
+// for K > 5.
 #include "../launch.cuh"
 #include "mma_deep.cuh"
 
@@ -234,22 +235,10 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kDeep>::kBlocks
       }
     }
     filter_pixels<W>(pixels, fragments(0), sum);
-    const float bias = taps.bias, factor = taps.factor[0],
-                factor1 = L > 1 ? raise * taps.factor[L > 1 ? 1 : 0] : 0,
-                factor2 = L > 2 ? raise * raise * taps.factor[L > 2 ? 2 : 0] : 0;
-#pragma unroll
-    for (int f = 0; f < 8; ++f) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        float rest = bias;
-        if (L > 1) {
-          rest += factor1 * low1[f / 2 % 2][f / 4 * 2 + c / 2] +
-                  (kDeep ? 1.0f : kLowpassFactor<L>)*coarse[f >> L][c / 2];
-        }
-        if (L > 2) rest += factor2 * low2[f / 4][c / 2];
-        sum[f][c] = factor * sum[f][c] + rest;
-      }
-    }
+    const OutputFactors factors{
+        taps.bias, taps.factor[0], L > 1 ? raise * taps.factor[L > 1 ? 1 : 0] : 0,
+        L > 2 ? raise * raise * taps.factor[L > 2 ? 2 : 0] : 0, kDeep ? 1 : kLowpassFactor<L>};
+    combine<L>(factors, low1, low2, coarse, sum);
     stage_outputs(sum, copies.outputs());
     copies.commit_outputs();
   }

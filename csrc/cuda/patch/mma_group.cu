@@ -94,6 +94,7 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupMemory<K>::kTeams, 1)
   const PatchLaunch& p = launch.patch;
   extern __shared__ __align__(16) unsigned char shared[];
   const int team = threadIdx.y, thread = team * kPatchThreads + int(threadIdx.x);
+  const Team all{thread, kThreads};
   unsigned char* own = shared + team * M::kTeam;
   T *window = reinterpret_cast<T*>(own), *lowpass = reinterpret_cast<T*>(own + M::kLowpass);
   float *raw = reinterpret_cast<float*>(own + M::kRaw),
@@ -111,16 +112,11 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupMemory<K>::kTeams, 1)
     if (item >= p.batch) return;
     const T* plane =
         static_cast<const T*>(p.input.data) + first * p.input.stride_c + item * p.input.stride_b;
-    fill_group<kGroup>({thread, kThreads}, plane, p.input, p.input_bytes, channels, p.height,
-                       p.width, launch.pixels, pixels);
-  };
-  const auto clear = [&](unsigned char* from, int bytes) {
-    for (int i = thread; i < bytes / 16; i += kThreads)
-      reinterpret_cast<Vector<float, 4>*>(from)[i] = {};
-    __syncthreads();
+    fill_group<kGroup>(all, plane, p.input, p.input_bytes, channels, p.height, p.width,
+                       launch.pixels, pixels);
   };
 
-  clear(shared, M::bytes(p.height, p.width));
+  clear_group(all, shared, M::bytes(p.height, p.width));
   start(split);
   const FormLowpass<W, 0> form_level1(shared + M::kProducts, team == 0);
 #pragma unroll 1
@@ -135,14 +131,13 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupMemory<K>::kTeams, 1)
     __syncthreads();
     form_fragments<W, T, K, 2, 0>(taps, fragments(0));
     form_fragments<W, T, K, 2, 1>(taps, fragments(1));
-    __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0) {  // which wrote the factors
       *reinterpret_cast<Vector<float, 4>*>(channel + M::kFactors) = {
           {taps.bias, taps.factor[0], taps.factor[1], 0}};
     }
     __syncthreads();
   }
-  clear(shared, M::kChannels);
+  clear_group(all, shared, M::kChannels);
 
   const auto spread = [&](int round, int i, int row, int col) {
     const auto value = *reinterpret_cast<const Vector<T, 4>*>(pixels + i * kGroup + 4 * round);
@@ -166,18 +161,19 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupMemory<K>::kTeams, 1)
       return reinterpret_cast<const uint32_t*>(channel + M::fragments(level));
     };
     float sum[8][4] = {}, low1[2][4] = {}, coarse[2][2] = {};
-    form_level1(window, average, lowpass);
+    if (p.levels > 1) form_level1(window, average, lowpass);
     __syncthreads();
     if (p.levels > 2) {
       filter_deep<W, K>(lowpass, raise, p.levels,
                         reinterpret_cast<const float*>(channel + M::kDeepTaps), raw, filtered);
     }
-    filter_level1<W>(lowpass, fragments(1), low1);
+    if (p.levels > 1) filter_level1<W>(lowpass, fragments(1), low1);
     __syncthreads();
     synthesise_deep<K>(filtered, p.levels, coarse);
     filter_pixels<W>(window, fragments(0), sum);
     const auto factors = *reinterpret_cast<const Vector<float, 4>*>(channel + M::kFactors);
-    combine(factors.lane[0], factors.lane[1], raise * factors.lane[2], low1, coarse, sum);
+    combine<2>({factors.lane[0], factors.lane[1], raise * factors.lane[2], 0, 1}, low1, {}, coarse,
+               sum);
     __syncthreads();
     write_outputs<W>(sum, p.height, p.width, window);
     __syncthreads();
@@ -220,7 +216,7 @@ const char* launch_mma_group(const PatchLaunch& p, DType activations, int multip
   const auto run = [&](auto t) {
     return with_constant(MmaGroupKernelSizes(), p.kernel_size, [&](auto k) {
       using M = MmaGroupMemory<k()>;
-      MmaGroupLaunch launch{p, GroupAllocator{M::kGroup, 0}.filtered(p.height, p.width)};
+      MmaGroupLaunch launch{p, GroupAllocator{M::kGroup, 0}.dense(p.height, p.width)};
       const int groups = ceil_div(p.channels, M::kGroup);
       launch.patch.splits = split_tiles(groups, p.batch, multiprocessors);
       return launch_kernel(&mma_group_kernel<decltype(t), k()>, launch,

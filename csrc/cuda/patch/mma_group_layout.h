@@ -9,6 +9,7 @@ namespace wtconv::cuda {
 template <int K>
 struct MmaGroupMemory {
   static constexpr int kGroup = kMmaGroup, kTeams = 4, kRounds = kGroup / kTeams;
+  static_assert(kTeams == 4, "what a thread moves of a pixel is a vector of four");
   using W = MmaWindow<K, 2>;
   using Deep = DeepMemory<K>;
 

@@ -129,6 +129,7 @@ struct MmaMemory {
     return kBarrier + 16 + (level > 1 ? lowpass_bytes<W, (L > 2 ? L - 2 : 0)>() : 0);
   }
   static constexpr int kRaw = kOutputs;
+  static_assert(DeepMemory<K>::kRaw <= kPatchTile * kPatchTile * 2, "fits the outputs");
   static constexpr int kFiltered = kBarrier + 16 + lowpass_bytes<W, L - 1>();
   static constexpr int kDeepTaps = kFiltered + (kDeep ? DeepMemory<K>::kFiltered : 0);
   static constexpr int kBytes = kDeepTaps + (kDeep ? DeepMemory<K>::kTaps : 0);

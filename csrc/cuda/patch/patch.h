@@ -7,8 +7,7 @@
 //
 //   form                                    operator           weight gradients      shared code
 //   tiles of large planes, float32          forward.cu         weight_grad.cu        synthesis.cuh
-//   tiles of large planes, half types       mma_forward.cu     mma_weight_grad.cu    mma*
-//   planes of one tile, half types          mma_forward.cu     mma_weight_grad.cu    mma*
+//   the same and planes of one tile, halves mma_forward.cu     mma_weight_grad.cu    mma*
 //   planes that fit a tile, G x G to it     planes.cu          weight_grad.cu        planes*.cuh
 //   those that are a low-pass band of x     lowpass_planes.cu  -                     planes*.cuh
 //   those of a channels_last tensor         group_forward.cu   group_weight_grad.cu  group*
@@ -87,7 +86,7 @@ struct PatchLaunch {
   int input_bytes, output_bytes;  // of one access
   // May start before the kernel before it ends, one of the same call; groups of channels never do.
   bool early;
-  bool tensor_cores;  // half types: tiles of large planes, and what a plane is a tile of
+  bool tensor_cores;  // half types: tiles of large planes, and planes of one tile
 };
 
 // A launch on planes that are the low-pass band of the input `down` levels below it: planes.height
