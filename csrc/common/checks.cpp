@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <initializer_list>
 #include <stdexcept>
+#include <utility>
 
 #include "tensors.h"
 
@@ -157,6 +158,26 @@ void check_parameter_shapes(const std::string& op, const Tensor& input, const Pa
   }
 }
 
+// Takes what a C function of libtorch returned.
+void check_shim(AOTITorchError error) {
+  if (error != AOTI_TORCH_SUCCESS) throw std::runtime_error("a call of libtorch failed");
+}
+
+// dtype and device as libtorch numbers them. Tensor::scalar_type() and Tensor::device() translate
+// the numbers by asking libtorch for that of one dtype after the other, at every call.
+int32_t dtype_number(const Tensor& t) {
+  int32_t dtype = 0;
+  check_shim(aoti_torch_get_dtype(t.get(), &dtype));
+  return dtype;
+}
+
+std::pair<int32_t, int32_t> device_numbers(const Tensor& t) {
+  std::pair<int32_t, int32_t> device;
+  check_shim(aoti_torch_get_device_type(t.get(), &device.first));
+  check_shim(aoti_torch_get_device_index(t.get(), &device.second));
+  return device;
+}
+
 template <class F>
 void for_each_parameter(const Parameters& p, F f) {
   f({"base_weight"}, p.base_weight);
@@ -168,7 +189,7 @@ void for_each_parameter(const Parameters& p, F f) {
 
 void check_same_dtype(const std::string& op, const Name& name, const Tensor& t, const char* of,
                       const Tensor& expected, const char* way_out = "") {
-  if (t.scalar_type() != expected.scalar_type()) {
+  if (dtype_number(t) != dtype_number(expected)) {
     fail(op + name.str() + " must have the dtype of " + of + ", " + dtype_name(expected) +
          ", got " + dtype_name(t) + way_out);
   }
@@ -176,15 +197,10 @@ void check_same_dtype(const std::string& op, const Name& name, const Tensor& t, 
 
 void check_same_device(const std::string& op, const Name& name, const Tensor& t, const char* of,
                        const Tensor& expected) {
-  if (t.device() != expected.device()) {
+  if (device_numbers(t) != device_numbers(expected)) {
     fail(op + name.str() + " must be on the device of " + of + ", " + device_name(expected) +
          ", got " + device_name(t));
   }
-}
-
-// Takes what a C function of libtorch returned.
-void check_shim(AOTITorchError error) {
-  if (error != AOTI_TORCH_SUCCESS) throw std::runtime_error("a call of libtorch failed");
 }
 
 // torch::stable::new_empty without its boxed call through torch's dispatcher, which takes longer.
@@ -295,7 +311,7 @@ DType dtype_of(const Tensor& tensor) {
   }
 }
 
-Tensor as_contiguous(const Tensor& tensor) {
+Tensor as_contiguous(Tensor tensor) {
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
 

@@ -21,6 +21,16 @@ struct Parameters {
   Tensor base_scale;                // [1, C, 1, 1]
   std::vector<Tensor> weights;      // per level [4C, 1, k, k]
   std::vector<Tensor> scales;       // per level [1, 4C, 1, 1]
+
+  // f(tensor) for every parameter.
+  template <class F>
+  void for_each(F f) {
+    f(base_weight);
+    if (base_bias) f(*base_bias);
+    f(base_scale);
+    for (Tensor& t : weights) f(t);
+    for (Tensor& t : scales) f(t);
+  }
 };
 
 // Strict: parameters have the input's dtype. Mixed: any one floating dtype (autocast).
@@ -40,7 +50,7 @@ void check_synthesis(const Tensor& base, const std::vector<Tensor>& coefficients
 DType dtype_of(const Tensor& tensor);
 
 // The tensor itself where it is contiguous, without a call through torch's dispatcher.
-Tensor as_contiguous(const Tensor& tensor);
+Tensor as_contiguous(Tensor tensor);
 
 // Layout of an output made from `tensor`: channels_last where its channels are consecutive.
 bool prefers_channels_last(const Tensor& tensor);

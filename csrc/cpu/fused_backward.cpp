@@ -99,13 +99,14 @@ void finish(const Parameters& params, const Geometry& g, const Blocks& blocks, c
 }
 
 Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Tensor& base_weight,
-                       std::optional<Tensor> base_bias, const Tensor& base_scale,
-                       std::vector<Tensor> wavelet_weights, std::vector<Tensor> wavelet_scales,
-                       std::vector<bool> output_mask) {
-  const Parameters given{base_weight, base_bias, base_scale, wavelet_weights, wavelet_scales};
+                       const std::optional<Tensor>& base_bias, const Tensor& base_scale,
+                       const std::vector<Tensor>& wavelet_weights,
+                       const std::vector<Tensor>& wavelet_scales,
+                       const std::vector<bool>& output_mask) {
+  Parameters given{base_weight, base_bias, base_scale, wavelet_weights, wavelet_scales};
   check_grad(grad_output, input, given, output_mask);
   const Wanted wanted(output_mask);
-  const Parameters params = prepare(given, dtype_of(input));
+  const Parameters params = prepare(std::move(given), dtype_of(input));
   Gradients out = allocate_gradients(input, params, wanted);
   out.input = allocate_input_gradient(input, wanted);
   if (input.numel() > 0 && (wanted.input || wanted.any_sum)) {

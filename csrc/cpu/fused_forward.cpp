@@ -7,11 +7,11 @@
 namespace wtconv::cpu {
 namespace {
 
-Tensor run(const Tensor& input, const Parameters& given, bool channels_last) {
+Tensor run(const Tensor& input, Parameters given, bool channels_last) {
   Tensor output = empty_image(input, {input.sizes().begin(), input.sizes().end()}, channels_last);
   if (output.numel() == 0) return output;
 
-  const Parameters params = prepare(given, dtype_of(input));
+  const Parameters params = prepare(std::move(given), dtype_of(input));
   const Geometry g = make_geometry(input.size(0), input.size(1), input.size(2), input.size(3),
                                    int64_t(params.weights.size()), params.base_weight.size(2));
   const Blocks blocks(dtype_of(input), g.channels);

@@ -2,19 +2,14 @@
 
 namespace wtconv::cpu {
 
-Parameters prepare(const Parameters& params, DType activations) {
+Parameters prepare(Parameters params, DType activations) {
   const bool in_double = accumulates_in_double(activations);
   const bool convert = in_double != accumulates_in_double(dtype_of(params.base_weight));
   const auto scalar =
       in_double ? torch::headeronly::ScalarType::Double : torch::headeronly::ScalarType::Float;
-  const auto ready = [&](const Tensor& t) {
-    return as_contiguous(convert ? torch::stable::to(t, scalar) : t);
-  };
-  Parameters result{ready(params.base_weight), std::nullopt, ready(params.base_scale), {}, {}};
-  if (params.base_bias) result.base_bias = ready(*params.base_bias);
-  for (const Tensor& t : params.weights) result.weights.push_back(ready(t));
-  for (const Tensor& t : params.scales) result.scales.push_back(ready(t));
-  return result;
+  params.for_each(
+      [&](Tensor& t) { t = as_contiguous(convert ? torch::stable::to(t, scalar) : std::move(t)); });
+  return params;
 }
 
 int64_t packed_bytes(const Geometry& g, const Blocks& blocks) {

@@ -78,7 +78,7 @@ void for_each_item(int64_t items, int64_t threads, const F& f) {
 }
 
 // The parameters, contiguous and in a dtype the kernels of the activations can read.
-Parameters prepare(const Parameters& params, DType activations);
+Parameters prepare(Parameters params, DType activations);
 
 // Bytes of, and packing into, [block][slot][tap][lane] scaled weights; then [block][lane] biases.
 int64_t packed_bytes(const Geometry& geometry, const Blocks& blocks);

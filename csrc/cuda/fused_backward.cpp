@@ -209,14 +209,15 @@ class WeightGradient {
 };
 
 Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Tensor& base_weight,
-                       std::optional<Tensor> base_bias, const Tensor& base_scale,
-                       std::vector<Tensor> wavelet_weights, std::vector<Tensor> wavelet_scales,
-                       std::vector<bool> output_mask) {
-  const Parameters given{base_weight, base_bias, base_scale, wavelet_weights, wavelet_scales};
+                       const std::optional<Tensor>& base_bias, const Tensor& base_scale,
+                       const std::vector<Tensor>& wavelet_weights,
+                       const std::vector<Tensor>& wavelet_scales,
+                       const std::vector<bool>& output_mask) {
+  Parameters given{base_weight, base_bias, base_scale, wavelet_weights, wavelet_scales};
   check_grad(grad_output, input, given, output_mask);
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
   const Wanted wanted(output_mask);
-  const Parameters params = prepare(given);
+  const Parameters params = prepare(std::move(given));
   Gradients out = allocate_gradients(input, params, wanted);
   if (input.numel() == 0) {
     out.input = allocate_input_gradient(input, wanted);

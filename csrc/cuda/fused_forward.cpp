@@ -7,12 +7,12 @@
 namespace wtconv::cuda {
 namespace {
 
-Tensor run(const Tensor& input, const Parameters& given, bool channels_last) {
+Tensor run(const Tensor& input, Parameters given, bool channels_last) {
   const int device = input.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   Tensor output = empty_image(input, {input.sizes().begin(), input.sizes().end()}, channels_last);
   if (output.numel() == 0) return output;
-  const Parameters params = prepare(given);
+  const Parameters params = prepare(std::move(given));
   const int height = int(input.size(2)), width = int(input.size(3));
   const DType dtype = dtype_of(input);
   Call(params, input)

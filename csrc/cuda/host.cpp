@@ -40,13 +40,9 @@ void check_launch(const char* error) {
   if (error) fail(std::string("wtconv: CUDA kernel launch failed: ") + error);
 }
 
-Parameters prepare(const Parameters& p) {
-  const auto ready = [](const Tensor& t) { return as_contiguous(t); };
-  Parameters result{ready(p.base_weight), std::nullopt, ready(p.base_scale), {}, {}};
-  if (p.base_bias) result.base_bias = ready(*p.base_bias);
-  for (const Tensor& t : p.weights) result.weights.push_back(ready(t));
-  for (const Tensor& t : p.scales) result.scales.push_back(ready(t));
-  return result;
+Parameters prepare(Parameters params) {
+  params.for_each([](Tensor& t) { t = as_contiguous(std::move(t)); });
+  return params;
 }
 
 // Four elements at once where every group of four lies in one aligned piece of memory.

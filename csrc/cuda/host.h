@@ -42,7 +42,7 @@ void check_launch(const char* error);
 void check_shared_memory(int64_t needed, const Device& properties, int64_t kernel_size);
 
 // Contiguous parameters, on the current device.
-Parameters prepare(const Parameters& params);
+Parameters prepare(Parameters params);
 
 // How a block reads `view`, which has the sizes of the launch.
 LoadPath choose_load_path(const TileLaunch& launch, const View& view, DType dtype);
