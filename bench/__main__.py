@@ -93,7 +93,11 @@ def _compile(options: argparse.Namespace) -> int:
     with tf32(False), threads(options.threads), _progress(lines=True) as progress:
         rows = compiled.run(settings, progress)
     if not rows:
-        raise _CannotRunError("compile: no model has one of the variants asked for here")
+        raise _CannotRunError(
+            "compile: no model has one of the variants asked for here; "
+            f"{compiled.GRAPH!r} and {compiled.REPLAYED!r} need a GPU, the latter the "
+            f"{compiled.BLOCK}, {compiled.PEER!r} needs {compiled.NETWORK}"
+        )
     print_compiled(rows, machine, _console(160))
     if options.csv is not None:
         write_csv(rows, options.csv, machine)
