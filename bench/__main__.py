@@ -95,8 +95,9 @@ def _compile(options: argparse.Namespace) -> int:
     if not rows:
         raise _CannotRunError(
             "compile: no model has one of the variants asked for here; "
-            f"{compiled.GRAPH!r} and {compiled.REPLAYED!r} need a GPU, the latter the "
-            f"{compiled.BLOCK}, {compiled.PEER!r} needs {compiled.NETWORK}"
+            f"{compiled.GRAPH!r}, {compiled.REPLAYED!r} and {compiled.PEER_REPLAYED!r} need a GPU, "
+            f"the second a {compiled.BLOCK} or {compiled.NETWORK}, the third and {compiled.PEER!r} "
+            f"{compiled.NETWORK}"
         )
     print_compiled(rows, machine, _console(160))
     if options.csv is not None:

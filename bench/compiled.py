@@ -1,16 +1,16 @@
 """``python -m bench compile``: the layer in and out of ``torch.compile``, alone and in a network.
 
 Each model is built twice on the same weights, with the reference layer and with ours; each runs
-eagerly and compiled, ours on a GPU also as a replayed CUDA graph, the block under reduce-overhead
-too. Cold compilation starts from an empty cache folder, warm compilation forgets the compiled code
-and finds that folder filled.
+eagerly and compiled, ours on a GPU also as a replayed CUDA graph, block and network under
+reduce-overhead too. Cold compilation starts from an empty cache folder, warm compilation forgets
+the compiled code and finds that folder filled.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -40,9 +40,11 @@ MODES = ("inference", "training")
 BLOCK, NETWORK = "block", "WTConvNeXt-T"
 SUBJECTS = ("layer", BLOCK, NETWORK)
 EAGER, OURS, GRAPH = "ours eager", "ours compiled", "ours CUDA graph"  # variants
-REPLAYED = "ours reduce-overhead"  # a variant of the block on a GPU
-PEER = "ConvNeXt-T compiled"  # a variant of the network: the one it was made from
-VARIANTS = ("reference eager", "reference compiled", EAGER, OURS, PEER, REPLAYED, GRAPH)
+REPLAYED = "ours reduce-overhead"  # a variant of block and network on a GPU
+# Variants of the network: the one it was made from.
+PEER, PEER_REPLAYED = "ConvNeXt-T compiled", "ConvNeXt-T reduce-overhead"
+VARIANTS = ("reference eager", "reference compiled", EAGER, OURS, PEER)
+VARIANTS += (REPLAYED, PEER_REPLAYED, GRAPH)
 #: Relative error of the output against the eager reference that a variant may have.
 LIMITS = {"float32": 1e-4, "bfloat16": 5e-2}
 
@@ -235,9 +237,8 @@ class _Case:
         facts = {name: self._counts(call, checked[name]) for name, call in calls.items()}
         methods = dict.fromkeys(calls, "eager")
         if self.device.type == "cuda":
-            if self.subject.name == BLOCK and REPLAYED in self.wanted:
-                calls[REPLAYED], facts[REPLAYED] = self._replayed(mode)
-                methods[REPLAYED] = "eager"
+            for name, call, found in self._replayed(mode):
+                calls[name], facts[name], methods[name] = call, found, "eager"
             if GRAPH in self.wanted:
                 call = self._call(self.models["ours"], mode, self.image)
                 calls[GRAPH], methods[GRAPH] = call, "graph"
@@ -267,18 +268,26 @@ class _Case:
             models[PEER], facts[PEER] = self._compile(peer, mode, _caches_of(PEER, folder))
         return models, facts
 
-    def _replayed(self, mode: str) -> tuple[Call, dict[str, Any]]:
-        """Ours under reduce-overhead, and the gaps between the kernels that it replays."""
+    def _replayed(self, mode: str) -> Iterator[tuple[str, Call, dict[str, Any]]]:
+        """The variants under reduce-overhead, with the gaps between the kernels they replay."""
+        models: dict[str, nn.Module] = {}
+        if self.subject.name in (BLOCK, NETWORK) and REPLAYED in self.wanted:
+            models[REPLAYED] = self.models["ours"]
+        if self.subject.name == NETWORK and PEER_REPLAYED in self.wanted:
+            models[PEER_REPLAYED] = _peer().to(self.device)
         options: Any = {"mode": "reduce-overhead", "dynamic": False}
-        compiled = cast(nn.Module, torch.compile(self.models["ours"], **options))
-        exact = self._output(self.models["reference"], mode)
-        facts = {"error": self._error(compiled, mode, exact)}
-        torch.compiler.cudagraph_mark_step_begin()  # no backward follows that forward
-        call = self._call(compiled, mode, self.image)
-        for _ in range(4):  # compiles, records, replays
-            call()
-        facts = {**self._counts(call, facts), "gap_us": replay_gap_us(call, self.device)}
-        return call, {**facts, "peak_mib": None}  # a graph holds its memory between calls, too
+        for name, model in models.items():
+            compiled = cast(nn.Module, torch.compile(model, **options))
+            facts: dict[str, Any] = {}
+            if name == REPLAYED:
+                exact = self._output(self.models["reference"], mode)
+                facts["error"] = self._error(compiled, mode, exact)
+            torch.compiler.cudagraph_mark_step_begin()  # no backward follows that forward
+            call = self._call(compiled, mode, self.image)
+            for _ in range(4):  # compiles, records, replays
+                call()
+            facts = {**self._counts(call, facts), "gap_us": replay_gap_us(call, self.device)}
+            yield name, call, {**facts, "peak_mib": None}  # a graph holds its memory between calls
 
     def _error(self, model: nn.Module, mode: str, exact: Tensor) -> float:
         error = float((self._output(model, mode) - exact).norm() / exact.norm())

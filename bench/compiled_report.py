@@ -8,10 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.compiled import OURS, PEER, CompileRow
+from bench.compiled import OURS, PEER, PEER_REPLAYED, REPLAYED, CompileRow
 
-#: Variants whose time stands beside that of ours compiled.
-_SPEED = "reference eager", "reference compiled", "ours eager", PEER
+#: Variants whose time stands beside that of ours compiled; replays beside replays.
+_SPEED = "reference eager", "reference compiled", "ours eager", PEER, PEER_REPLAYED
 
 
 def print_compiled(rows: Sequence[CompileRow], machine: str, console: Console) -> None:
@@ -38,16 +38,15 @@ def ratios(rows: Sequence[CompileRow]) -> dict[str, float | None]:
         rows: The variants of one model in one precision, layout and mode.
 
     Returns:
-        By the name of a variant how many times as fast as it ours compiled is, and the peak memory
-        over that of ours eager and the time of the cold compilation over the reference's. None:
-        one of the two was not measured.
+        By the name of a variant how many times as fast as it ours compiled is (of a replayed one:
+        ours replayed), and the peak memory over that of ours eager and the time of the cold
+        compilation over the reference's. None: one of the two was not measured.
     """
     by_variant = {row.variant: row for row in rows}
-    ours = by_variant.get(OURS)
 
     def over(name: str, column: str) -> float | None:
         other = getattr(by_variant.get(name), column, None)
-        own = getattr(ours, column, None)
+        own = getattr(by_variant.get(REPLAYED if name == PEER_REPLAYED else OURS), column, None)
         return None if not other or own is None else own / other
 
     speed = {name: over(name, "ms") for name in _SPEED}

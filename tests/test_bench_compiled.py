@@ -193,6 +193,8 @@ def test_ratios_are_those_of_ours_compiled() -> None:
         row(variant="ours eager", ms=3.0, peak_mib=20.0),
         row(variant=compiled.OURS, ms=2.0, peak_mib=16.0, cold_compile_s=4.0),
         row(variant=compiled.PEER, ms=1.0, peak_mib=10.0, cold_compile_s=1.0),
+        row(variant=compiled.REPLAYED, ms=1.6),
+        row(variant=compiled.PEER_REPLAYED, ms=0.4),
     ]
     found = compiled_report.ratios(rows)
     assert found == pytest.approx(
@@ -201,6 +203,7 @@ def test_ratios_are_those_of_ours_compiled() -> None:
             "reference compiled": 2.0,
             "ours eager": 1.5,
             compiled.PEER: 0.5,
+            compiled.PEER_REPLAYED: 0.25,
             "peak memory": 0.8,
             "cold compilation": 0.4,
         }
@@ -217,7 +220,7 @@ def test_report_has_a_line_of_ratios_for_each_mode(capsys: pytest.CaptureFixture
     lines = [line for line in printed.splitlines() if "layer 1x4x14x14" in line and "│" in line]
     cells = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines]
     assert [c[3:] for c in cells] == [
-        [mode, "0.250", "0.500", "0.750", "-", "-", "-"] for mode in compiled.MODES
+        [mode, "0.250", "0.500", "0.750", "-", "-", "-", "-"] for mode in compiled.MODES
     ]
 
 

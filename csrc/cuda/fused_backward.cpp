@@ -219,9 +219,8 @@ Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Ten
   const Wanted wanted(output_mask);
   const Parameters params = prepare(std::move(given));
   Gradients out = allocate_gradients(input, params, wanted);
-  if (input.numel() == 0) {
-    out.input = allocate_input_gradient(input, wanted);
-  } else {
+  if (input.numel() == 0 || !wanted.input) out.input = allocate_input_gradient(input, wanted);
+  if (input.numel() > 0) {
     Call call(params, input);
     const int height = int(input.size(2)), width = int(input.size(3));
     const DType dtype = dtype_of(input);
@@ -233,12 +232,11 @@ Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Ten
       sums.run(grad, in);
       sums.give_lowpass(call);
     }
-    // In the memory of the other low-pass bands, which are free now.
-    out.input = allocate_input_gradient(input, wanted);
-    if (wanted.input) {
-      call.run_operator(grad, {output_view(out.input), dtype, height, width, in.channels_last}, 0,
-                        true);
-    }
+    const auto allocate_gradient = [&]() -> Plane {
+      out.input = allocate_input_gradient(input, wanted);
+      return {output_view(out.input), dtype, height, width, in.channels_last};
+    };
+    if (wanted.input) call.run_operator(grad, allocate_gradient, 0, true);
   }
   return out.tuple();
 }

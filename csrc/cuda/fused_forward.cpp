@@ -10,14 +10,19 @@ namespace {
 Tensor run(const Tensor& input, Parameters given, bool channels_last) {
   const int device = input.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
-  Tensor output = empty_image(input, {input.sizes().begin(), input.sizes().end()}, channels_last);
-  if (output.numel() == 0) return output;
+  const std::vector<int64_t> sizes{input.sizes().begin(), input.sizes().end()};
+  if (input.numel() == 0) return empty_image(input, sizes, channels_last);
   const Parameters params = prepare(std::move(given));
   const int height = int(input.size(2)), width = int(input.size(3));
   const DType dtype = dtype_of(input);
+  Tensor output;
+  const auto allocate_output = [&]() -> Plane {
+    output = empty_image(input, sizes, channels_last);
+    return {output_view(output), dtype, height, width, channels_last};
+  };
   Call(params, input)
       .run_operator({input_view(input), dtype, height, width, prefers_channels_last(input)},
-                    {output_view(output), dtype, height, width, channels_last}, 0, false);
+                    allocate_output, 0, false);
   return output;
 }
 

@@ -187,15 +187,18 @@ std::pair<Tensor, Plane> Call::coarse_levels(const Plane& input, int first_level
   }
   if (cells > 0) {
     PatchLaunch planes =
-        describe_patches(output, output, first_deep, {this->levels() - first_deep, cells}, adjoint);
+        describe_patches(output, first_deep, {this->levels() - first_deep, cells}, adjoint);
     planes.input = input.view;
+    set_output(planes, output);
     launched(
         launch_lowpass_planes({planes, input.dtype, levels, input.height, input.width}, stream));
     return result;
   }
+  std::pair<Tensor, Plane> band;
+  if (at_hand) band = std::exchange(low, {});
   const int left = at_hand ? levels - low_levels : levels;
-  const auto band = left > 0 ? form_lowpass(at_hand ? low.second : input, left) : low;
-  run_operator(band.second, output, first_deep, adjoint);
+  if (left > 0) band = form_lowpass(at_hand ? band.second : input, left);
+  run_operator(band.second, [&] { return output; }, first_deep, adjoint);
   return result;
 }
 
@@ -210,12 +213,11 @@ Tensor Call::add_coarse_levels(Launch& launch, const Plane& input, int first_lev
   return band;
 }
 
-PatchLaunch Call::describe_patches(const Plane& input, const Plane& output, int first_level,
-                                   const PatchChoice& choice, bool adjoint) const {
+PatchLaunch Call::describe_patches(const Plane& input, int first_level, const PatchChoice& choice,
+                                   bool adjoint) const {
   PatchLaunch launch{};
   launch.params = parameters(first_level, choice.levels, adjoint);
   launch.input = input.view;
-  launch.output = output.view;
   launch.batch = int(batch);
   launch.channels = channels, launch.height = input.height, launch.width = input.width;
   launch.kernel_size = kernel_size();
@@ -227,14 +229,19 @@ PatchLaunch Call::describe_patches(const Plane& input, const Plane& output, int 
   launch.tensor_cores = choice.tensor_cores;
   launch.tiles = patch_tiles(problem(input, first_level, adjoint), choice);
   launch.input_bytes = access_bytes(input, choice.group > 0 ? channels : 0);
-  launch.output_bytes = access_bytes(output, choice.group > 0 ? channels : 0);
   return launch;
 }
 
-void Call::run_patches(const Plane& input, const Plane& output, int first_level,
+void Call::set_output(PatchLaunch& launch, const Plane& output) const {
+  launch.output = output.view;
+  launch.output_bytes = access_bytes(output, launch.group > 0 ? channels : 0);
+}
+
+void Call::run_patches(const Plane& input, const Output& output, int first_level,
                        const PatchChoice& choice, bool adjoint) const {
-  PatchLaunch launch = describe_patches(input, output, first_level, choice, adjoint);
+  PatchLaunch launch = describe_patches(input, first_level, choice, adjoint);
   const Tensor coarse = add_coarse_levels(launch, input, first_level, choice.levels, adjoint);
+  set_output(launch, output());
   const int multiprocessors = device_properties(device).multiprocessors;
   launch.early = started;
   launched(launch_patch_operator(launch, input.dtype, multiprocessors, stream));
@@ -247,7 +254,7 @@ int Call::launch_levels(const Plane& input, int first_level, bool adjoint) const
   return levels > 0 ? levels : choose_tile(problem, properties).levels;
 }
 
-void Call::run_operator(const Plane& input, const Plane& output, int first_level,
+void Call::run_operator(const Plane& input, const Output& output, int first_level,
                         bool adjoint) const {
   const Device& properties = device_properties(device);
   const Problem problem = this->problem(input, first_level, adjoint);
@@ -256,8 +263,8 @@ void Call::run_operator(const Plane& input, const Plane& output, int first_level
   const TileShape shape = choose_tile(problem, properties);
   check_shared_memory(shape.shared_bytes, properties, shape.kernel_size);
   TileLaunch launch = describe(input, first_level, shape, adjoint);
-  launch.output = output.view;
   const Tensor coarse = add_coarse_levels(launch, input, first_level, shape.levels, adjoint);
+  launch.output = output().view;
   // Blocks that keep the weights of small planes over several batch items read them once.
   if (shape.plane) launch.batch_per_block = share_of_batch(launch, properties.multiprocessors);
   launched(launch_forward(launch, input.dtype, stream));

@@ -14,6 +14,9 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/ops.h>
 
+#include <functional>
+#include <utility>
+
 #include "../common/tensors.h"
 #include "launch.h"
 #include "patch/choose.h"
@@ -62,6 +65,9 @@ struct Plane {
 // every pixel.
 int access_bytes(const Plane& plane, int channels = 0);
 
+// Allocates what a call writes, once the bands that only its deep levels need are free again.
+using Output = std::function<Plane()>;
+
 // One call of an op. Levels that a launch cannot hold run on the low-pass band of those it does,
 // and before it: the launch adds what they reconstruct.
 struct Call {
@@ -72,8 +78,8 @@ struct Call {
   int channels;
   cudaStream_t stream;
   // A low-pass band of the tensor of the call, where one is at hand. It has the bits of any other
-  // (element.cuh): results do not depend on who formed it.
-  std::pair<Tensor, Plane> low;
+  // (element.cuh): results do not depend on who formed it. The levels that begin with it take it.
+  mutable std::pair<Tensor, Plane> low;
   int low_levels = 0;
   // Whether a kernel of the call was launched: those after it may start before it ends.
   mutable bool started = false;
@@ -90,7 +96,7 @@ struct Call {
   // Levels that one launch of the operator takes.
   int launch_levels(const Plane& input, int first_level, bool adjoint) const;
   // output = F(input), with every kernel rotated and the padding mirrored for the adjoint.
-  void run_operator(const Plane& input, const Plane& output, int first_level, bool adjoint) const;
+  void run_operator(const Plane& input, const Output& output, int first_level, bool adjoint) const;
   // Parameters of the `levels` levels after the first `first_level`; the adjoint has no bias.
   RawParameters parameters(int first_level, int levels, bool adjoint) const;
   // The launch of levels first_level .. of `input`, without its shape.
@@ -112,11 +118,12 @@ struct Call {
   Tensor add_coarse_levels(Launch& launch, const Plane& input, int first_level, int levels,
                            bool adjoint) const;
   // run_operator() by a patch kernel.
-  void run_patches(const Plane& input, const Plane& output, int first_level,
+  void run_patches(const Plane& input, const Output& output, int first_level,
                    const PatchChoice& choice, bool adjoint) const;
-  // The launch of a patch kernel, without the levels past its own.
-  PatchLaunch describe_patches(const Plane& input, const Plane& output, int first_level,
-                               const PatchChoice& choice, bool adjoint) const;
+  // The launch of a patch kernel, without the levels past its own and without its output.
+  PatchLaunch describe_patches(const Plane& input, int first_level, const PatchChoice& choice,
+                               bool adjoint) const;
+  void set_output(PatchLaunch& launch, const Plane& output) const;
   Problem problem(const Plane& input, int first_level, bool adjoint) const;
 };
 
