@@ -27,6 +27,9 @@ COMPULSORY = {"forward": 2, "training": 5}
 TILE = 64
 #: Largest channels_last plane of which a block of the weight gradients has all levels, of 5x5 taps.
 LARGEST_GRAD_PLANE = 88
+#: Side of the largest float32 plane in channels_last of which that of the patch kernels holds a
+#: group of channels.
+LARGEST_GRAD_GROUP = 58
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,12 @@ class Plane:
         return self.element_bytes == 2 and not self.channels_last and self.side > TILE // 2
 
     @property
+    def whole(self) -> bool:
+        """Whether a launch of weight gradients takes all levels of such planes."""
+        group = self.channels_last and (self.element_bytes == 2 or self.side <= LARGEST_GRAD_GROUP)
+        return self.side <= TILE and not group and not self.tensor_cores
+
+    @property
     def tile_kernel(self) -> bool:
         """Whether the kernels of ``csrc/cuda/tile`` take it."""
         return self.channels_last and self.side > TILE
@@ -143,6 +152,8 @@ class Plane:
     def gradient_levels(self, levels: int) -> int:
         """Levels that a launch of the weight gradients takes where ``levels`` are left."""
         if self.tile_kernel and self.side <= LARGEST_GRAD_PLANE:
+            return levels
+        if self.whole and levels <= (3 if self.side <= 8 else 4 if self.side <= 16 else 5):
             return levels
         return min(levels, 2 if self.tensor_cores or self.tile_kernel else 1)
 
@@ -190,17 +201,26 @@ def forward_stages(plane: Plane, levels: int, low_levels: int = 0) -> list[Stage
     return stages
 
 
-def weight_gradient_stages(plane: Plane, levels: int, exact: bool = False) -> list[Stage]:
+def weight_gradient_stages(plane: Plane, levels: int, low_levels: int = 0) -> list[Stage]:
     """The launches of the weight gradients, beside their partial sums.
 
     Each reads grad_output and x, both like ``plane``, and writes the low-pass bands of both for the
-    next: on tensor cores in their type, that of grad_output in float32 as well where ``exact``;
-    else in float32. The tile kernel leaves the bands to launches of their own.
+    next: on tensor cores in their type, else in float32, in channels_last of planes up to 8x8
+    alone. The tile kernel leaves the bands to launches of their own.
+
+    Args:
+        plane: grad_output and x.
+        levels: those of ``plane`` and past it.
+        low_levels: levels down to a float32 band of grad_output that the operator takes, 0 for
+            none; it is written where it is not one of those for the next launch.
     """
     name = "weight gradients"
     taken = plane.gradient_levels(levels)
+    extra = Fraction(0)
+    if low_levels > 0 and (plane.tensor_cores or taken == levels):
+        extra = plane.band(taken if plane.tensor_cores else 1).size
     if taken == levels:
-        return [Stage(name, plane.level, 2 * plane.size)]
+        return [Stage(name, plane.level, 2 * plane.size + extra)]
     band = plane.band(taken)
     if plane.tile_kernel:
         stages = [
@@ -208,25 +228,29 @@ def weight_gradient_stages(plane: Plane, levels: int, exact: bool = False) -> li
             Stage(f"{name}, low-pass", plane.level, 2 * (plane.size + band.size)),
         ]
     else:
-        exact_size = band.size if exact and plane.tensor_cores else Fraction(0)
         element_bytes = plane.element_bytes if plane.tensor_cores else 4
-        band = plane.band(taken, element_bytes, plane.channels_last)
-        stages = [Stage(name, plane.level, 2 * (plane.size + band.size) + exact_size)]
-    return stages + weight_gradient_stages(band, levels - taken)
+        band = plane.band(taken, element_bytes, plane.channels_last and plane.side <= 8)
+        stages = [Stage(name, plane.level, 2 * (plane.size + band.size) + extra)]
+    return stages + weight_gradient_stages(band, levels - taken, max(0, low_levels - taken))
 
 
 def lowpass_at_hand(plane: Plane, levels: int) -> int:
     """Levels down to the band of grad_output that the weight gradients leave for the operator.
 
     The deepest one not past the levels of the operator's first launch, 0 where that takes all; on
-    tensor cores their first, since the next ones are in the type of the tensors only.
+    tensor cores their first, since the next ones are in the type of the tensors only; of whole
+    planes that of their first level.
     """
     most, down, band = plane.operator_levels(levels), 0, plane
     while most < levels:
         taken = band.gradient_levels(levels - down)
-        if down + taken > most or (down > 0 and plane.tensor_cores):
+        left = 1 if band.whole else taken
+        if down + left > most or (down > 0 and plane.tensor_cores):
             break
-        down, band = down + taken, band.band(taken)
+        down += left
+        if down + taken - left == levels:
+            break
+        band = band.band(taken)
     return down
 
 
@@ -238,7 +262,7 @@ def backward_stages(plane: Plane, levels: int) -> list[Stage]:
     """
     low_levels = lowpass_at_hand(plane, levels)
     operator = forward_stages(plane, levels, low_levels)
-    return weight_gradient_stages(plane, levels, low_levels > 0) + [
+    return weight_gradient_stages(plane, levels, low_levels) + [
         Stage(f"input gradient, {stage.name}", stage.level, stage.traffic) for stage in operator
     ]
 

@@ -212,24 +212,38 @@ def test_larger_band_is_written_and_passes_through_the_operator() -> None:
         assert total(forward_stages(plane, 5)) == 3 + 4 * Fraction(2, 16)
 
 
-def test_weight_gradients_of_float32_hand_on_float32_bands_level_by_level() -> None:
-    bands = [Fraction(1, 4**level) for level in range(5)]
-    for plane in (Plane(256, 4), Plane(64, 4), Plane(64, 4, channels_last=True)):
-        stages = weight_gradient_stages(plane, 5)
-        assert [stage.level for stage in stages] == list(range(5))
-        assert total(stages) == 2 * (sum(bands) + sum(bands[1:]))
+def test_weight_gradients_of_large_float32_planes_hand_on_float32_bands_level_by_level() -> None:
+    bands = [Fraction(1, 4**level) for level in range(3)]
+    stages = weight_gradient_stages(Plane(256, 4), 5)
+    assert [stage.level for stage in stages] == [0, 1, 2]  # the last one whole planes
+    assert total(stages) == 2 * (sum(bands) + sum(bands[1:]))
+
+
+@pytest.mark.parametrize("element_bytes", [4, 2])
+def test_weight_gradients_of_whole_planes_take_all_levels(element_bytes: int) -> None:
+    assert total(weight_gradient_stages(Plane(32, element_bytes), 5)) == 2
+    # channels_last: one level, then all others of its bands in float32.
+    stages = weight_gradient_stages(Plane(32, element_bytes, channels_last=True), 5)
+    band = Fraction(4, element_bytes) / 4
+    assert [(s.level, s.traffic) for s in stages] == [(0, 2 + 2 * band), (1, 2 * band)]
 
 
 def test_weight_gradients_of_half_types_take_two_levels_and_hand_on_half_bands() -> None:
-    stages = weight_gradient_stages(Plane(256, 2), 5, exact=True)
+    stages = weight_gradient_stages(Plane(256, 2), 5, low_levels=2)
     exact = Fraction(2, 16)  # the band of grad_output in float32
     assert [(stage.level, stage.traffic) for stage in stages] == [
         (0, 2 * (1 + Fraction(1, 16)) + exact),
         (2, 2 * (Fraction(1, 16) + Fraction(1, 256))),
         (4, 2 * Fraction(1, 256)),
     ]
-    # Small planes, of which a launch takes one level, hand on float32.
-    assert total(weight_gradient_stages(Plane(32, 2), 2)) == 2 * (1 + 2 * Fraction(2, 4))
+
+
+def test_whole_planes_leave_the_operator_the_band_of_their_first_level() -> None:
+    stages = [s for s in backward_stages(Plane(128, 4), 5) if s.name == "weight gradients"]
+    assert [(s.level, s.traffic) for s in stages] == [
+        (0, 2 * (1 + Fraction(1, 4))),
+        (1, 2 * Fraction(1, 4) + Fraction(1, 16)),
+    ]
 
 
 def test_input_gradient_takes_the_low_pass_band_of_the_weight_gradients() -> None:
@@ -246,7 +260,7 @@ def test_input_gradient_takes_the_low_pass_band_of_the_weight_gradients() -> Non
 
 @pytest.mark.parametrize(
     ("element_bytes", "levels", "moved"),
-    [(4, 1, 6), (4, 3, 7.25), (4, 5, 8.640625), (2, 1, 6), (2, 3, 6.25), (2, 5, 8.015625)],
+    [(4, 1, 6), (4, 3, 7.25), (4, 5, 8.5625), (2, 1, 6), (2, 3, 6.25), (2, 5, 8.015625)],
 )
 def test_training_step_of_a_large_plane(element_bytes: int, levels: int, moved: float) -> None:
     # Compulsory but for grad_output, which is read twice: 6 N.

@@ -31,6 +31,7 @@ class Gradient:
     group: int = 0
     last_input: bool = False
     low: bool = True
+    low_last: bool = False  # the bands, of a group
     base: bool = True
     level: bool = True
     levels: int = 1
@@ -42,6 +43,7 @@ class Gradient:
         size = "x".join(map(str, self.shape))
         dtype = str(self.dtype).removeprefix("torch.")
         cells = f"C{self.group}" if self.group else f"G{self.cells}"
+        cells += "-bands" * self.low_last
         form = f"k{self.kernel}-L{self.levels}-{cells}"
         copies = "bulk" if self.bulk_copies else "pieces"
         return f"{dtype}-{size}-{form}-{self.splits}x{self.parts}-{copies}"
@@ -85,6 +87,19 @@ GRADIENTS = [
     Gradient((1, 1, 66, 72), 7, F16, 0, 8, 8, base=False, levels=2),
     Gradient((1, 2, 40, 136), 7, BF16, 0, 16, 16, splits=2, levels=2),
 ]
+# Whole planes, several levels at once: of odd sizes at every level, in every number of cells.
+GRADIENTS += [
+    Gradient((2, 1, 56, 56), 5, F32, 1, 16, 16, parts=2, levels=5),
+    Gradient((3, 2, 45, 37), 3, F32, 1, splits=2, levels=5, early=True),
+    Gradient((2, 1, 64, 61), 5, BF16, 1, 2, 2, levels=3, base=False),
+    Gradient((9, 1, 28, 28), 5, F32, 2, 16, 16, splits=2, levels=4),
+    Gradient((5, 2, 25, 31), 3, F16, 2, levels=5, low=False),
+    Gradient((17, 2, 14, 14), 5, F32, 4, 8, 4, splits=2, levels=3, last=True),
+    Gradient((33, 1, 9, 13), 5, F16, 4, 2, 2, levels=4, level=False),
+    Gradient((130, 2, 7, 7), 5, F32, 8, 4, 4, splits=2, parts=2, levels=3),
+    Gradient((66, 1, 8, 5), 3, BF16, 8, levels=2, early=True),
+]
+GRADIENTS += [replace(case, low_last=True) for case in GRADIENTS if case.group and case.low]
 # Large float32 planes by bulk copies: of rows that end within a piece, of every kernel size, and
 # what runs where the hardware has none.
 GRADIENTS += [
@@ -119,14 +134,15 @@ def grad_launch(
 
 
 class LowpassBands:
-    """Room for the low-pass bands that a launch leaves."""
+    """Room for the low-pass bands that a launch leaves: on tensor cores those of its last level."""
 
     def __init__(self, case: Gradient) -> None:
-        self.case, self.step = case, 2**case.levels
+        self.case = case
         self.tensor_cores = case.dtype != F32 and case.cells == 0
+        self.levels = case.levels if self.tensor_cores else 1
         self.dtype = case.dtype if self.tensor_cores else F32
-        shape = (*case.shape[:2], *(-(-side // self.step) for side in case.shape[2:]))
-        order = torch.channels_last if case.group else torch.contiguous_format
+        shape = (*case.shape[:2], *(-(-side // 2**self.levels) for side in case.shape[2:]))
+        order = torch.channels_last if case.low_last else torch.contiguous_format
         self.input, self.grad, self.exact_grad = (
             torch.full(shape, torch.nan, dtype=dtype).to(memory_format=order)
             for dtype in (self.dtype, self.dtype, F32)
@@ -135,17 +151,18 @@ class LowpassBands:
     def give(self, launch: emulator.PatchGradLaunch) -> None:
         launch.low_input, launch.low_grad = self.input.data_ptr(), self.grad.data_ptr()
         launch.exact_low_grad = self.exact_grad.data_ptr() if self.tensor_cores else None
+        launch.low_channels_last = self.case.low_last
 
     def check(self, kernels: Emulator, x: Tensor, g: Tensor) -> None:
         if not self.case.low:
             assert bool(self.input.isnan().all())
             assert bool(self.grad.isnan().all())
             return
-        low_input, low_grad = (lowpass(kernels, t, self.case.levels, wide=False) for t in (x, g))
+        low_input, low_grad = (lowpass(kernels, t, self.levels, wide=False) for t in (x, g))
         if self.tensor_cores:
             assert torch.equal(self.exact_grad, low_grad)
             low_input = x  # averages, each level from the rounded one before
-            for _ in range(self.case.levels):
+            for _ in range(self.levels):
                 low_input = (lowpass(kernels, low_input, 1, wide=False) / 2).to(self.dtype)
         assert torch.equal(self.input, low_input.to(self.dtype))
         assert torch.equal(self.grad, low_grad.to(self.dtype))
@@ -212,7 +229,7 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
     kernels.run("weight_grad", launch, case.dtype, case.bulk_copies)
 
     # The sums of the first level stand for four times as much.
-    factors = [1, 4, 1][: levels + 1]
+    factors = [1, 4] + [1] * (levels - 1)
     sums = [
         emulator.LevelSums(partials.data_ptr(), partials.shape[1], slots, first, factor)
         for first, factor in zip(first_sums(case.kernel, levels), factors, strict=True)
@@ -222,7 +239,8 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
     leaves = params.leaves()
     output = apply(x.tensor.double(), leaves, case.base)
     expected = torch.autograd.grad(output, leaves, g.tensor.double(), allow_unused=True)
-    tolerances = [GRAD_TOLERANCE, GRAD_TOLERANCE, FORWARD_TOLERANCE[case.dtype]]
+    deep = FORWARD_TOLERANCE[case.dtype] if low.tensor_cores else GRAD_TOLERANCE
+    tolerances = [GRAD_TOLERANCE, GRAD_TOLERANCE] + [deep] * (levels - 1)
     level_of = [0, 0, 0, *range(1, levels + 1), *range(1, levels + 1)]
     for result, exact, level in zip(ours, expected, level_of, strict=True):
         if case.level if level else case.base:

@@ -102,18 +102,23 @@ class WeightGradient {
     std::pair<Tensor, Plane> low_grad, low_input;
     const bool deeper = first_level + levels < call_.levels() && wants_beyond(first_level + levels);
     const bool tensor_cores = choice.tensor_cores;
-    if (deeper) {
-      const DType dtype = tensor_cores ? input.dtype : DType::kFloat32;
-      low_grad = call_.allocate_lowpass(grad_output, levels, dtype, choice.group > 0);
-      low_input = call_.allocate_lowpass(input, levels, dtype, choice.group > 0);
+    const int down = tensor_cores ? levels : 1;
+    const bool taken = operator_takes(first_level, down, grad_output);
+    if (deeper || taken) {
+      low_grad =
+          call_.allocate_lowpass(grad_output, down, tensor_cores ? input.dtype : DType::kFloat32);
       launch.low_grad = low_grad.first.mutable_data_ptr();
+    }
+    if (deeper) {
+      low_input =
+          call_.allocate_lowpass(input, down, low_grad.second.dtype, launch.low_channels_last);
       launch.low_input = low_input.first.mutable_data_ptr();
-      if (operator_takes(first_level, levels, grad_output)) {
-        low_grad_ = tensor_cores ? call_.allocate_lowpass(grad_output, levels) : low_grad;
-        low_levels_ = first_level + levels;
-        if (tensor_cores)
-          launch.exact_low_grad = static_cast<float*>(low_grad_.first.mutable_data_ptr());
-      }
+    }
+    if (taken) {
+      low_grad_ = tensor_cores ? call_.allocate_lowpass(grad_output, down) : low_grad;
+      low_levels_ = first_level + down;
+      if (tensor_cores)
+        launch.exact_low_grad = static_cast<float*>(low_grad_.first.mutable_data_ptr());
     }
     launch.early = call_.started;
     call_.launched(choice.group > 0 ? launch_group_weight_grad(launch, input.dtype, call_.stream)

@@ -207,10 +207,19 @@ PatchChoice choose_patch_grad(const Problem& p, const Device& device) {
   PatchChoice choice =
       choose(one_level, device, group_of(longest_side(p)), device.multiprocessors, bytes_of);
   if (choice.levels == 0) return choice;
-  if (choice.cells == 0 && p.element_bytes == 2)
+  if (choice.cells == 0 && p.element_bytes == 2) {
     choice.levels = std::min(p.levels, largest(MmaGradLevels()));
+  } else if (choice.group == 0) {
+    const int most = with_grad_memory(p, choice, [](auto m) { return decltype(m)::kLevels; });
+    choice.levels = p.levels <= most ? p.levels : 1;
+  }
   while (choice.levels > 0 && bytes_of(choice) > device.shared_per_block) --choice.levels;
   return choice;
+}
+
+// Planes, where a launch takes all their levels, unless they leave most of their cells empty.
+bool low_band_stays_channels_last(const Problem& p) {
+  return p.kernel_size > kMostForAllLevels || longest_side(p) <= kPatchTile / largest(PlaneCells());
 }
 
 int blocks_together(int channels, int splits, int slots) {

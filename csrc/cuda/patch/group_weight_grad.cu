@@ -5,8 +5,9 @@
 //   of the threads sums the taps of each band -> after some planes, partial sums to memory
 //
 // A thread sums all taps over strips of its channel, 2 x 14 pixels and 2 x 7 coefficients. The
-// low-pass bands are written in float32 and the same layout for the levels past this one. As in
-// weight_grad.cu, the sums come out rotated by 180 degrees.
+// low-pass bands are written in float32, as dense planes, of which weight_grad.cu takes all levels
+// at once, or of tiny planes in the same layout. As there, the sums come out rotated by 180
+// degrees.
 #include "../launch.cuh"
 #include "group.cuh"
 
@@ -90,6 +91,26 @@ __device__ void add_up(float (&base)[K * K], float (&band)[K * K], float& bias, 
   bias = 0;
 }
 
+// The low-pass bands of `channels` channels to dense planes, in whole sectors or half ones.
+template <int kGroup>
+__device__ __forceinline__ void store_planes(const GroupBands& level1, const unsigned char* shared,
+                                             int channels, float* planes) {
+  constexpr int kStep = grad_threads(kGroup) / kGroup, kPiece = kStep < 8 ? kStep : 8;
+  const int channel = threadIdx.x / kPiece % kGroup, area = level1.rows * level1.cols;
+  if (channel >= channels) return;
+  int n = threadIdx.x / (kPiece * kGroup) * kPiece + threadIdx.x % kPiece;
+  int y = level1.row_of(n), x = n - y * level1.cols;
+  const int step_y = level1.row_of(kStep), step_x = kStep - step_y * level1.cols;
+  const float* band = reinterpret_cast<const float*>(shared + level1.offset) + channel;
+  planes += channel * area;
+#pragma unroll 4
+  for (; n < area; n += kStep) {
+    planes[n] = band[y * level1.pitch + x * kGroup];
+    x += step_x, y += step_y;
+    if (x >= level1.cols) x -= level1.cols, ++y;
+  }
+}
+
 template <class T, int K, int kGroup>
 __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
     group_weight_grad_kernel(const __grid_constant__ GroupGradLaunch launch) {
@@ -125,10 +146,10 @@ __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
     return Band<kGroup>(operand.level1, band * operand.level1.band, shared, memory.zeros, channel);
   };
   float base[K * K] = {}, band[K * K] = {}, bias = 0;
-  // Level 1 of a strip; its low-pass band to memory.
+  // Level 1 of a strip; its low-pass band to memory, if in this layout.
   const auto analyse = [&](const GroupGradMemory::Operand& operand, void* lowpass, int item, int y,
                            int x) {
-    float* low = static_cast<float*>(lowpass);
+    float* low = p.low_channels_last ? static_cast<float*>(lowpass) : nullptr;
     if (low) low += ((int64_t(item) * rows + y) * level1.cols + x) * p.channels + first + channel;
     float sum = 0;
     analyse_strip<kCols>(pixels(operand), operand.level1, y, x,
@@ -138,6 +159,11 @@ __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
                            if (low && channel < channels) low[u * p.channels] = value;
                          });
     return sum;
+  };
+  const auto store = [&](const GroupGradMemory::Operand& operand, void* lowpass, int item) {
+    if (!lowpass || p.low_channels_last) return;
+    const int64_t plane = (int64_t(item) * p.channels + first) * rows * level1.cols;
+    store_planes<kGroup>(operand.level1, shared, channels, static_cast<float*>(lowpass) + plane);
   };
 
   clear_group({int(threadIdx.x), int(blockDim.x)}, shared, memory.bytes);
@@ -170,6 +196,8 @@ __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
         prefetch_row<T>(p.grad_output, p.grad_bytes, later, row, p.height, p.width, p.channels);
         prefetch_row<T>(p.input, p.input_bytes, later, row, p.height, p.width, p.channels);
       }
+      store(memory.grad, p.low_grad, item);
+      store(memory.input, p.low_input, item);
       if (!p.level_wanted) continue;
       const int subband = slot % kSubbands;
 #pragma unroll 1

@@ -169,15 +169,26 @@ struct LowpassPlanesMemory {
 };
 
 // grad_output with the halo, the input without; the exchange of sums between warps, the byte
-// barrier of large planes.
+// barrier of large planes. Levels past the first are dense, [band][row][col] of the tile, and lie
+// in place of the high-pass bands of level 1 of the input, which has no zeros around them.
 template <int kElement, int K, int G>
 struct GradMemory {
   using WG = Window<kElement, K / 2, 1, G>;
   using WX = Window<kElement, 0, 1, G>;
+  // All levels of whole planes; but 7 x 7 taps are more sums than there are registers.
+  static constexpr bool kAllLevels = G > 0 && K <= kMostForAllLevels;
+  static constexpr int kLevels = kAllLevels ? PlanesMemory<kElement, K, G>::kLevels : 1;
+  static constexpr int area(int level) { return (kPatchTile >> level) * (kPatchTile >> level); }
+  // Where a dense level begins among those of an operand, in floats.
+  static constexpr int dense(int level) { return kSubbands * 4 * (area(2) - area(level)) / 3; }
+  static constexpr int kDenseFloats = dense(kLevels + 1);
   static constexpr int kInput = WG::kPixelBytes;
   static constexpr int kGradBands = kInput + WX::kPixelBytes;
   static constexpr int kInputBands = kGradBands + WG::kFloats * 4;
+  static constexpr int kGradDense = kInputBands + WX::offset(1, 1) * 4;
+  static constexpr int kInputDense = kGradDense + kDenseFloats * 4;
   static constexpr int kExchange = kInputBands + WX::kFloats * 4;
+  static_assert(!kAllLevels || kInputDense + kDenseFloats * 4 <= kExchange);
   static constexpr int kBarrier = kExchange + kPatchThreads / 32 * (K * K + 1) * 4;
   static constexpr int kBytes = kBarrier + (G > 0 ? 0 : 16);
   static constexpr int kBlocks = blocks_of(kBytes, 4);

@@ -179,6 +179,7 @@ struct MmaGradWindow {
 // per level and parity.
 template <int K, int L>
 struct MmaGradMemory {
+  static constexpr int kLevels = L;
   using WX = MmaGradWindow<K, true, L>;
   using WG = MmaGradWindow<K, false, L>;
   // What a warp takes, as its registers hold the sums: rows of grad_output of one parity or both,

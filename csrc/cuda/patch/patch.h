@@ -8,7 +8,7 @@
 //   form                                    operator           weight gradients      shared code
 //   tiles of large planes, float32          forward.cu         weight_grad.cu        synthesis.cuh
 //   the same and planes of one tile, halves mma_forward.cu     mma_weight_grad.cu    mma*
-//   planes that fit a tile, G x G to it     planes.cu          weight_grad.cu        planes*.cuh
+//   planes that fit a tile, G x G to it     planes.cu          weight_grad*           planes*.cuh
 //   those that are a low-pass band of x     lowpass_planes.cu  -                     planes*.cuh
 //   those of a channels_last tensor         group_forward.cu   group_weight_grad.cu  group*
 //   and of these, half types of one tile    mma_group.cu       group_weight_grad.cu  mma*
@@ -51,6 +51,7 @@ constexpr int kMmaGroup = 8;                  // their channels of a block
 using TileLevels = Constants<1, 2, 3>;        // on chip, of a tile
 using MmaGradLevels = Constants<1, 2>;        // weight gradients of half types, of a tile
 constexpr int kMostForThreeLevels = 5;        // kernel size: the halo is 8 times its radius
+constexpr int kMostForAllLevels = 5;          // the same of weight gradients of whole planes
 
 // f(std::integral_constant<int, value>()) of the value among the constants; `value` is one of them.
 template <int kFirst, int... kRest, class F>
@@ -101,8 +102,9 @@ struct LowpassPlanesLaunch {
 // splits * parts pieces into which the tiles of a channel fall.
 struct PatchGradLaunch {
   View grad_output, input;
-  // Low-pass bands [B, C, ceil(H / 2^levels), ...], or null: float32, of a group in the layout of
-  // grad_output; on tensor cores in the type of the tensors, that of the input divided by 2^levels.
+  // Low-pass bands of the first level, [B, C, ceil(H / 2), ceil(W / 2)] in float32, or null; on
+  // tensor cores those of the last one, in the type of the tensors, that of the input divided by
+  // 2^levels.
   void *low_grad, *low_input;
   float* exact_low_grad;  // that of grad_output in float32, on tensor cores, or null
   float* partials;        // [C][splits * parts][sum_count]
@@ -111,7 +113,8 @@ struct PatchGradLaunch {
   int cells, group, grad_bytes, input_bytes;  // as above
   int splits, together, parts;
   bool base_wanted, level_wanted, bias_wanted;
-  bool early;  // as above
+  bool early;              // as above
+  bool low_channels_last;  // the low-pass bands, of a group; else dense planes
 };
 
 }  // namespace wtconv::cuda

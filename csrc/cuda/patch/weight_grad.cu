@@ -1,45 +1,23 @@
-// The weight gradients of whole planes, and of large planes in float32: the base path and one level
-// in one pass over both tensors. (Large planes of half types: mma_weight_grad.cu; channels_last:
-// group_weight_grad.cu.)
+// The weight gradients of whole planes, all levels of them in one pass over both tensors, and of
+// large planes in float32, the base path and one level. (Large planes of half types:
+// mma_weight_grad.cu; channels_last: group_weight_grad.cu.)
 //
 //   copy the windows of grad_output (with halo) and of input (without), the next ones while the
 //   bands are summed, of large planes by bulk copies where there are any -> every thread sums the
-//   base path's taps over its patch, level 1 of both into shared memory -> a warp sums the taps of
-//   a band -> after some tiles, partial sums to memory
+//   base path's taps over its patch, level 1 of both into shared memory -> level 2, a warp sums the
+//   taps of a band of level 1 -> the levels past it, and a band of each -> after some tiles,
+//   partial sums to memory
 //
-// The low-pass bands, which the kernel has on chip, are written in float32 for the levels past this
-// one, that of grad_output for those of the input gradient, too. Sums come out rotated by 180
+// The low-pass bands, which the kernel has on chip, are written in float32 for levels past its own,
+// that of grad_output for those of the input gradient, too. Sums come out rotated by 180
 // degrees because grad_output is the operand with the halo; the kernel of finish.cu adds the
 // partial sums in a fixed order. Source: the adjoint law.
 #include "../launch.cuh"
 #include "planes.cuh"
+#include "weight_grad_levels.cuh"
 
 namespace wtconv::cuda {
 namespace {
-
-// sum[i * K + j] += in[r][u] * g(r + i)[u + j].
-template <int K, int kRows, int kCols, class LoadInput, class LoadGrad>
-__device__ __forceinline__ void correlate(LoadInput load_input, LoadGrad load_grad,
-                                          float (&sum)[K * K]) {
-  float in[kRows][kCols];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) load_input(r, in[r]);
-#pragma unroll
-  for (int y = 0; y < kRows + K - 1; ++y) {
-    float g[kCols + K - 1];
-    load_grad(y, g);
-#pragma unroll
-    for (int u = 0; u < kCols; ++u) {
-#pragma unroll
-      for (int i = 0; i < K; ++i) {
-        const int r = y - i;
-        if (r < 0 || r >= kRows) continue;
-#pragma unroll
-        for (int j = 0; j < K; ++j) sum[i * K + j] += in[r][u] * g[u + j];
-      }
-    }
-  }
-}
 
 // The base path: the patch of a thread.
 template <class WG, class WX, class T, int K>
@@ -77,6 +55,25 @@ __device__ __forceinline__ void correlate_band(const float* grad, const float* i
   }
 }
 
+// The sums of a thread; those of a level past the second are its tap's.
+template <class M, int K>
+struct ThreadSums {
+  static constexpr int kTaps = K * K, kDeep = M::kLevels > 2 ? M::kLevels - 2 : 0;
+  float base[kTaps] = {}, level1[kTaps] = {}, level2[M::kAllLevels ? kTaps : 1] = {},
+        deep[kDeep + 1] = {}, bias = 0;
+
+  // Adds level `kLevel` and those past it.
+  template <int kLevel = 3>
+  __device__ __forceinline__ void add_deep_levels(const float* grad, const float* input,
+                                                  int levels) {
+    if constexpr (kLevel <= M::kLevels) {
+      if (kLevel > levels) return;
+      deep[kLevel - 3] += correlate_tap<M, K, kLevel>(grad, input);
+      add_deep_levels<kLevel + 1>(grad, input, levels);
+    }
+  }
+};
+
 // Where the coefficients of a tile lie among the low-pass bands of a channel.
 struct LowpassPlanes {
   float* channel;  // of batch item `first`, or null
@@ -105,30 +102,42 @@ __device__ __forceinline__ float store_lowpass(const float* bands, const Lowpass
   return sum;
 }
 
-// Partial sums of the block, [slot][tap] and the bias; the threads' sums start again from zero.
-template <int K>
-__device__ void write_partials(float (&base)[K * K], float (&band)[K * K], float& bias,
-                               float* exchange, float* out) {
+// The sum over a warp, which its first lane writes; the threads' sums start again from zero.
+template <int N>
+__device__ __forceinline__ void write_warp_sums(float (&sum)[N], float* out) {
+#pragma unroll
+  for (int t = 0; t < N; ++t) {
+    const float value = warp_sum(sum[t]);
+    sum[t] = 0;
+    if (threadIdx.x % 32 == 0) out[t] = value;
+  }
+}
+
+// Partial sums of the block, [slot][tap] and the bias.
+template <class M, int K>
+__device__ void write_partials(ThreadSums<M, K>& sums, int levels, float* exchange, float* out) {
   constexpr int kTaps = K * K, kWarps = kPatchThreads / 32;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  write_warp_sums(sums.base, exchange + warp * (kTaps + 1));
+  write_warp_sums(sums.level1, out + slot_of(1, warp) * kTaps);
+  if constexpr (M::kAllLevels) {
+    if (levels > 1) write_warp_sums(sums.level2, out + slot_of(2, warp) * kTaps);
 #pragma unroll
-  for (int t = 0; t < kTaps; ++t) {
-    const float value = warp_sum(base[t]), tap = warp_sum(band[t]);
-    base[t] = band[t] = 0;
-    if (lane > 0) continue;
-    exchange[warp * (kTaps + 1) + t] = value;
-    out[slot_of(1, warp) * kTaps + t] = tap;
+    for (int i = 0; i < ThreadSums<M, K>::kDeep; ++i) {
+      if (lane < kTaps && i + 3 <= levels) out[slot_of(i + 3, warp) * kTaps + lane] = sums.deep[i];
+      sums.deep[i] = 0;
+    }
   }
-  const float value = warp_sum(bias);
-  bias = 0;
-  if (lane == 0) exchange[warp * (kTaps + 1) + kTaps] = value;
+  const float bias = warp_sum(sums.bias);
+  sums.bias = 0;
+  if (lane == 0) exchange[warp * (kTaps + 1) + kTaps] = bias;
   __syncthreads();
   for (int t = threadIdx.x; t <= kTaps; t += kPatchThreads) {
     float total = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) total += exchange[w * (kTaps + 1) + t];
     // The sum of grad_output is twice that of its low-pass band.
-    out[t < kTaps ? t : sum_count(K, 1) - 1] = t < kTaps ? total : 2 * total;
+    out[t < kTaps ? t : sum_count(K, levels) - 1] = t < kTaps ? total : 2 * total;
   }
 }
 
@@ -151,6 +160,8 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
   T* input = reinterpret_cast<T*>(shared + M::kInput);
   float* grad_bands = reinterpret_cast<float*>(shared + M::kGradBands);
   float* input_bands = reinterpret_cast<float*>(shared + M::kInputBands);
+  float* grad_dense = reinterpret_cast<float*>(shared + M::kGradDense);
+  float* input_dense = reinterpret_cast<float*>(shared + M::kInputDense);
   float* exchange = reinterpret_cast<float*>(shared + M::kExchange);
   uint64_t* barrier = reinterpret_cast<uint64_t*>(shared + M::kBarrier);
   if constexpr (G > 0) {
@@ -204,9 +215,25 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
     return planes;
   };
 
+  ThreadSums<M, K> sums;
+  // The levels past the first, once level 1 is summed: they take its place.
+  const auto sum_deep_levels = [&] {
+    if constexpr (M::kAllLevels) {
+      __syncthreads();
+      analyse_level2<WG>(grad_bands, grad_dense);
+      analyse_level2<WX>(input_bands, input_dense);
+      __syncthreads();
+      if (threadIdx.x / 32 == 0) analyse_deep_levels<M>(grad_dense, p.levels);
+      if (threadIdx.x / 32 == 1) analyse_deep_levels<M>(input_dense, p.levels);
+      correlate_level2<M, K>(grad_dense, input_dense, sums.level2);
+      if (p.levels == 2) return;
+      __syncthreads();
+      sums.add_deep_levels(grad_dense, input_dense, p.levels);
+    }
+  };
+
   wait_for_previous_grid();
   start();
-  float base[K * K] = {}, band[K * K] = {}, bias = 0;
 #pragma unroll 1
   for (int part = 0, n = 0; part < p.parts; ++part) {
     const int end = int(int64_t(tiles.count) * (part + 1) / p.parts);
@@ -221,21 +248,22 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
       __syncthreads();
       analyse_pixels<WG>(grad, grad_bands);
       analyse_pixels<WX>(input, input_bands);
-      if (p.base_wanted) correlate_pixels<WG, WX, T, K>(grad, input, base);
+      if (p.base_wanted) correlate_pixels<WG, WX, T, K>(grad, input, sums.base);
       __syncthreads();
       if (n + 1 < tiles.count) {
         go_on();
         start();
       }
-      if (p.level_wanted) correlate_band<WG, WX, K>(grad_bands, input_bands, band);
+      if (p.level_wanted) correlate_band<WG, WX, K>(grad_bands, input_bands, sums.level1);
       if (p.bias_wanted || p.low_grad)
-        bias += store_lowpass<WG>(grad_bands, lowpass_planes(p.low_grad));
+        sums.bias += store_lowpass<WG>(grad_bands, lowpass_planes(p.low_grad));
       if (p.low_input) store_lowpass<WX>(input_bands, lowpass_planes(p.low_input));
+      if (p.levels > 1) sum_deep_levels();
     }
     if (part + 1 == p.parts) let_next_grid_start();
     const int64_t index =
         (int64_t(tiles.channel) * p.splits + blockIdx.x / p.channels) * p.parts + part;
-    write_partials<K>(base, band, bias, exchange, p.partials + index * sum_count(K, 1));
+    write_partials(sums, p.levels, exchange, p.partials + index * sum_count(K, p.levels));
     __syncthreads();
   }
 }
