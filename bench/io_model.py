@@ -30,6 +30,8 @@ LARGEST_GRAD_PLANE = 88
 #: Side of the largest float32 plane in channels_last of which that of the patch kernels holds a
 #: group of channels.
 LARGEST_GRAD_GROUP = 58
+#: Sides of the planes in channels_last whose groups are the largest (``group_of``).
+SMALLEST = (*range(1, 9), 15, 16)
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ def weight_gradient_stages(plane: Plane, levels: int, low_levels: int = 0) -> li
     """The launches of the weight gradients, beside their partial sums.
 
     Each reads grad_output and x, both like ``plane``, and writes the low-pass bands of both for the
-    next: on tensor cores in their type, else in float32, in channels_last of planes up to 8x8
+    next: on tensor cores in their type, else in float32, in channels_last of the smallest planes
     alone. The tile kernel leaves the bands to launches of their own.
 
     Args:
@@ -229,7 +231,7 @@ def weight_gradient_stages(plane: Plane, levels: int, low_levels: int = 0) -> li
         ]
     else:
         element_bytes = plane.element_bytes if plane.tensor_cores else 4
-        band = plane.band(taken, element_bytes, plane.channels_last and plane.side <= 8)
+        band = plane.band(taken, element_bytes, plane.channels_last and plane.side in SMALLEST)
         stages = [Stage(name, plane.level, 2 * (plane.size + band.size) + extra)]
     return stages + weight_gradient_stages(band, levels - taken, max(0, low_levels - taken))
 

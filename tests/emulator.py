@@ -85,7 +85,6 @@ class PatchGradLaunch(Structure):
         *((name, c_int) for name in ("cells", "group", "grad_bytes", "input_bytes")),
         *((name, c_int) for name in ("splits", "together", "parts")),
         *((name, c_bool) for name in ("base_wanted", "level_wanted", "bias_wanted", "early")),
-        ("low_channels_last", c_bool),
     ]
 
 

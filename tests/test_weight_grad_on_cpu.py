@@ -31,7 +31,6 @@ class Gradient:
     group: int = 0
     last_input: bool = False
     low: bool = True
-    low_last: bool = False  # the bands, of a group
     base: bool = True
     level: bool = True
     levels: int = 1
@@ -43,7 +42,6 @@ class Gradient:
         size = "x".join(map(str, self.shape))
         dtype = str(self.dtype).removeprefix("torch.")
         cells = f"C{self.group}" if self.group else f"G{self.cells}"
-        cells += "-bands" * self.low_last
         form = f"k{self.kernel}-L{self.levels}-{cells}"
         copies = "bulk" if self.bulk_copies else "pieces"
         return f"{dtype}-{size}-{form}-{self.splits}x{self.parts}-{copies}"
@@ -99,7 +97,6 @@ GRADIENTS += [
     Gradient((130, 2, 7, 7), 5, F32, 8, 4, 4, splits=2, parts=2, levels=3),
     Gradient((66, 1, 8, 5), 3, BF16, 8, levels=2, early=True),
 ]
-GRADIENTS += [replace(case, low_last=True) for case in GRADIENTS if case.group and case.low]
 # Large float32 planes by bulk copies: of rows that end within a piece, of every kernel size, and
 # what runs where the hardware has none.
 GRADIENTS += [
@@ -142,7 +139,8 @@ class LowpassBands:
         self.levels = case.levels if self.tensor_cores else 1
         self.dtype = case.dtype if self.tensor_cores else F32
         shape = (*case.shape[:2], *(-(-side // 2**self.levels) for side in case.shape[2:]))
-        order = torch.channels_last if case.low_last else torch.contiguous_format
+        planes = not case.group or (case.kernel <= 5 and case.group < 32)
+        order = torch.contiguous_format if planes else torch.channels_last
         self.input, self.grad, self.exact_grad = (
             torch.full(shape, torch.nan, dtype=dtype).to(memory_format=order)
             for dtype in (self.dtype, self.dtype, F32)
@@ -151,7 +149,6 @@ class LowpassBands:
     def give(self, launch: emulator.PatchGradLaunch) -> None:
         launch.low_input, launch.low_grad = self.input.data_ptr(), self.grad.data_ptr()
         launch.exact_low_grad = self.exact_grad.data_ptr() if self.tensor_cores else None
-        launch.low_channels_last = self.case.low_last
 
     def check(self, kernels: Emulator, x: Tensor, g: Tensor) -> None:
         if not self.case.low:

@@ -8,6 +8,7 @@
 
 #include "../common/gradients.h"
 #include "host.h"
+#include "patch/group_layout.h"
 
 namespace wtconv::cuda {
 namespace {
@@ -104,14 +105,15 @@ class WeightGradient {
     const bool tensor_cores = choice.tensor_cores;
     const int down = tensor_cores ? levels : 1;
     const bool taken = operator_takes(first_level, down, grad_output);
+    const bool channels_last =
+        choice.group > 0 && !hands_on_planes(problem.kernel_size, choice.group);
+    const DType low_dtype = tensor_cores ? input.dtype : DType::kFloat32;
     if (deeper || taken) {
-      low_grad =
-          call_.allocate_lowpass(grad_output, down, tensor_cores ? input.dtype : DType::kFloat32);
+      low_grad = call_.allocate_lowpass(grad_output, down, low_dtype, channels_last);
       launch.low_grad = low_grad.first.mutable_data_ptr();
     }
     if (deeper) {
-      low_input =
-          call_.allocate_lowpass(input, down, low_grad.second.dtype, launch.low_channels_last);
+      low_input = call_.allocate_lowpass(input, down, low_dtype, channels_last);
       launch.low_input = low_input.first.mutable_data_ptr();
     }
     if (taken) {

@@ -217,11 +217,6 @@ PatchChoice choose_patch_grad(const Problem& p, const Device& device) {
   return choice;
 }
 
-// Planes, where a launch takes all their levels, unless they leave most of their cells empty.
-bool low_band_stays_channels_last(const Problem& p) {
-  return p.kernel_size > kMostForAllLevels || longest_side(p) <= kPatchTile / largest(PlaneCells());
-}
-
 int blocks_together(int channels, int splits, int slots) {
   return std::clamp(slots / channels, 1, splits);
 }

@@ -21,8 +21,6 @@ int choose_lowpass_cells(const Problem& band, int down, int input_element_bytes,
 // The base path and the first level, of large planes of half types two, of planes that fit a tile
 // all but in channels_last; or the tile kernel.
 PatchChoice choose_patch_grad(const Problem& problem, const Device& device);
-// Whether the low-pass bands that the launch of a group leaves are in channels_last, or planes.
-bool low_band_stays_channels_last(const Problem& problem);
 
 // Shared memory that a block of the forward or weight-gradient kernel takes.
 int patch_bytes(const Problem& problem, const PatchChoice& choice);

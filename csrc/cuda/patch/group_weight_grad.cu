@@ -115,6 +115,7 @@ template <class T, int K, int kGroup>
 __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
     group_weight_grad_kernel(const __grid_constant__ GroupGradLaunch launch) {
   constexpr int kCols = strip_of(kGroup), kSums = sum_count(K, 1);
+  constexpr bool kPlanes = hands_on_planes(K, kGroup);
   const PatchGradLaunch& p = launch.patch;
   const GroupGradMemory& memory = launch.memory;
   extern __shared__ __align__(16) unsigned char shared[];
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
   // Level 1 of a strip; its low-pass band to memory, if in this layout.
   const auto analyse = [&](const GroupGradMemory::Operand& operand, void* lowpass, int item, int y,
                            int x) {
-    float* low = p.low_channels_last ? static_cast<float*>(lowpass) : nullptr;
+    float* low = kPlanes ? nullptr : static_cast<float*>(lowpass);
     if (low) low += ((int64_t(item) * rows + y) * level1.cols + x) * p.channels + first + channel;
     float sum = 0;
     analyse_strip<kCols>(pixels(operand), operand.level1, y, x,
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
     return sum;
   };
   const auto store = [&](const GroupGradMemory::Operand& operand, void* lowpass, int item) {
-    if (!lowpass || p.low_channels_last) return;
+    if (!kPlanes || !lowpass) return;
     const int64_t plane = (int64_t(item) * p.channels + first) * rows * level1.cols;
     store_planes<kGroup>(operand.level1, shared, channels, static_cast<float*>(lowpass) + plane);
   };

@@ -102,9 +102,9 @@ struct LowpassPlanesLaunch {
 // splits * parts pieces into which the tiles of a channel fall.
 struct PatchGradLaunch {
   View grad_output, input;
-  // Low-pass bands of the first level, [B, C, ceil(H / 2), ceil(W / 2)] in float32, or null; on
-  // tensor cores those of the last one, in the type of the tensors, that of the input divided by
-  // 2^levels.
+  // Low-pass bands of the first level, [B, C, ceil(H / 2), ceil(W / 2)] in float32, or null, of a
+  // group in channels_last unless it hands on planes; on tensor cores those of the last one, in the
+  // type of the tensors, that of the input divided by 2^levels.
   void *low_grad, *low_input;
   float* exact_low_grad;  // that of grad_output in float32, on tensor cores, or null
   float* partials;        // [C][splits * parts][sum_count]
@@ -113,8 +113,7 @@ struct PatchGradLaunch {
   int cells, group, grad_bytes, input_bytes;  // as above
   int splits, together, parts;
   bool base_wanted, level_wanted, bias_wanted;
-  bool early;              // as above
-  bool low_channels_last;  // the low-pass bands, of a group; else dense planes
+  bool early;  // as above
 };
 
 }  // namespace wtconv::cuda
