@@ -140,6 +140,11 @@ class Plane:
         return self.side <= TILE and not group and not self.tensor_cores
 
     @property
+    def hands_on_channels_last(self) -> bool:
+        """Whether the weight gradients leave low-pass bands in channels_last, else as planes."""
+        return self.channels_last and not self.whole and self.side in SMALLEST
+
+    @property
     def tile_kernel(self) -> bool:
         """Whether the kernels of ``csrc/cuda/tile`` take it."""
         return self.channels_last and self.side > TILE
@@ -231,7 +236,7 @@ def weight_gradient_stages(plane: Plane, levels: int, low_levels: int = 0) -> li
         ]
     else:
         element_bytes = plane.element_bytes if plane.tensor_cores else 4
-        band = plane.band(taken, element_bytes, plane.channels_last and plane.side in SMALLEST)
+        band = plane.band(taken, element_bytes, plane.hands_on_channels_last)
         stages = [Stage(name, plane.level, 2 * (plane.size + band.size) + extra)]
     return stages + weight_gradient_stages(band, levels - taken, max(0, low_levels - taken))
 

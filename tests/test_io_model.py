@@ -119,6 +119,7 @@ def test_roofline_bound_meets_at_the_ridge_and_agrees_with_the_time() -> None:
 CHOICES = r"""
 #include <cstdio>
 #include "patch/choose.h"
+#include "patch/group_layout.h"
 #include "tile/choose.h"
 using namespace wtconv::cuda;
 
@@ -131,7 +132,9 @@ int main() {
                &d.shared_per_multiprocessor) == 8) {
     p.batch = 64, p.channels = 256, p.height = p.width = side, p.accumulator_bytes = 4;
     p.channels_last = channels_last;
-    int levels = choose_patch(p, d).levels, grad_levels = choose_patch_grad(p, d).levels;
+    const PatchChoice grad = choose_patch_grad(p, d);
+    const bool stays = grad.group > 0 && !hands_on_planes(p.kernel_size, grad.group);
+    int levels = choose_patch(p, d).levels, grad_levels = grad.levels;
     const bool tile_kernel = grad_levels == 0;
     if (levels == 0) levels = choose_tile(p, d).levels;
     if (grad_levels == 0) grad_levels = choose_grad_tile(p, d).grad_output.levels;
@@ -141,7 +144,7 @@ int main() {
     const bool whole_pieces = side * p.element_bytes % 16 == 0;
     const bool fused = band.levels > 0 && !channels_last && whole_pieces &&
                        choose_lowpass_cells(band, levels, p.element_bytes, d) > 0;
-    printf("%d %d %d %d\n", levels, grad_levels, fused, tile_kernel);
+    printf("%d %d %d %d %d\n", levels, grad_levels, fused, tile_kernel, stays);
   }
 }
 """
@@ -149,7 +152,8 @@ int main() {
 
 def test_levels_of_a_launch_are_those_that_the_kernels_choose(tmp_path: Path) -> None:
     driver = build(tmp_path, CHOICES, CUDA / "patch" / "choose.cpp", CUDA / "tile" / "choose.cpp")
-    sides = (4, 7, 14, 16, 28, 32, 33, 48, 56, 64, 65, 88, 100, 128, 130, 224, 256, 264, 512, 1024)
+    sides = (4, 7, 8, 9, 14, 15, 16, 17, 28, 32, 33, 48, 56, 58, 59, 64, 65)
+    sides += (88, 100, 128, 130, 224, 256, 264, 512, 1024)
     cases = list(itertools.product(sides, (4, 2), (False, True), range(1, 6), (3, 5)))
     device = " ".join(map(str, DEVICES["sm_90"]))
     lines = [f"{' '.join(str(int(value)) for value in case)} {device}\n" for case in cases]
@@ -158,13 +162,14 @@ def test_levels_of_a_launch_are_those_that_the_kernels_choose(tmp_path: Path) ->
     )
     assert done.stderr == ""  # undefined behaviour
     chosen = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
-    for case, (taken, grad_taken, fused, tile_kernel) in zip(cases, chosen, strict=True):
+    for case, (taken, grad_taken, fused, tile_kernel, stays) in zip(cases, chosen, strict=True):
         side, element_bytes, channels_last, levels, _ = case
         plane = Plane(side, element_bytes, channels_last)
         assert plane.operator_levels(levels) == taken, case
         assert plane.gradient_levels(levels) == grad_taken, case
         if grad_taken < levels:
             assert plane.tile_kernel == bool(tile_kernel), case
+        assert plane.hands_on_channels_last == bool(stays), case
         deeper = taken < levels
         assert (deeper and plane.has_lowpass_on_chip(taken)) == bool(fused), case
 

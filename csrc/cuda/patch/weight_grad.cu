@@ -4,9 +4,9 @@
 //
 //   copy the windows of grad_output (with halo) and of input (without), the next ones while the
 //   bands are summed, of large planes by bulk copies where there are any -> every thread sums the
-//   base path's taps over its patch, level 1 of both into shared memory -> level 2, a warp sums the
-//   taps of a band of level 1 -> the levels past it, and a band of each -> after some tiles,
-//   partial sums to memory
+//   base path's taps over its patch, level 1 of both into shared memory -> a warp sums the taps of
+//   a band -> of whole planes the same for the levels past it, which take the place of level 1 ->
+//   after some tiles, partial sums to memory
 //
 // The low-pass bands, which the kernel has on chip, are written in float32 for levels past its own,
 // that of grad_output for those of the input gradient, too. Sums come out rotated by 180

@@ -1,5 +1,5 @@
-// Device code of the weight gradients of whole planes for their levels past the first, which are
-// dense in shared memory: no zeros part the cells.
+// Device code of weight_grad.cu: the products of a thread, and the levels past the first of whole
+// planes, which are dense in shared memory: no zeros part the cells.
 #pragma once
 
 #include "device.cuh"
