@@ -16,6 +16,7 @@ FAULTS = [
     "wrote outside of the block's shared memory",
     "threads wait at different barriers",
     "has not waited for the previous grid",
+    "waits for a team that is not its own",
 ]
 #: Those of bulk copies; then comes one whose result is NaN, and one without a fault.
 BOX_FAULTS = [

@@ -71,6 +71,14 @@ __device__ __forceinline__ void store_whole(void* global, const V& value) {
   }
 }
 
+// Waits for the threads of a team, those from team * kThreads on, which are whole warps. A block
+// has at most 15 teams.
+template <int kThreads>
+__device__ __forceinline__ void sync_team(int team) {
+  static_assert(kThreads % 32 == 0);
+  asm volatile("barrier.sync.aligned %0, %1;" ::"r"(1 + team), "n"(kThreads) : "memory");
+}
+
 // Bulk copies, of sm_90 on. One thread starts them; the bytes of those to shared memory are counted
 // by a barrier there, whose phases 0, 1, 2, ... all threads may wait for, each in turn.
 __device__ __forceinline__ void init_byte_barrier(uint64_t* barrier) {

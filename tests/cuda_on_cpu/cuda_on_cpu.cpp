@@ -36,15 +36,16 @@ namespace {
 
 constexpr int kMostThreads = 1024, kStack = 256 * 1024;
 
-enum class State { kReady, kAtBlock, kAtWarp, kAtPhase, kDone };
+enum class State { kReady, kAtBlock, kAtTeam, kAtWarp, kAtPhase, kDone };
 
 struct Thread {
   ucontext_t context;
   std::unique_ptr<unsigned char[]> stack;
   void* fiber;
   State state;
-  int barriers, exchanges;  // that it passed
-  const uint64_t* bytes;    // at kAtPhase: the barrier and the phase that it waits for
+  int barriers, team_barriers, exchanges;  // that it passed
+  int first, last;                         // at kAtTeam: the threads of the team
+  const uint64_t* bytes;  // at kAtPhase: the barrier and the phase that it waits for
   int phase;
   bool ordered;  // behind the previous grid
   const char* instruction[2];
@@ -122,7 +123,7 @@ void start_thread(int n) {
   makecontext(&t.context, run_thread, 0);
   t.state = State::kReady;
   t.ordered = !starts_early;
-  t.barriers = t.exchanges = 0;
+  t.barriers = t.team_barriers = t.exchanges = 0;
   t.copies.clear();
   t.stores.clear();
 }
@@ -177,6 +178,10 @@ const char* run_block(int count) {
     }
     bool any = release(0, count, State::kAtBlock) | release_armed(count);
     for (int n = 0; n < count; n += 32) any |= release(n, n + 32, State::kAtWarp);
+    for (int n = 0; n < count; ++n) {
+      const Thread& t = threads[n];
+      if (t.state == State::kAtTeam) any |= release(t.first, t.last, State::kAtTeam);
+    }
     if (!any) break;
   }
   for (int n = 0; n < count; ++n) {
@@ -312,6 +317,18 @@ void __syncthreads() {
   tell_arrival(barrier);
   yield(State::kAtBlock);
   tell_departure(barrier);
+}
+
+void cuda_on_cpu::sync_team(int team, int size) {
+  static char points[15][2];  // as for barriers
+  Thread& t = current();
+  t.first = team * size, t.last = t.first + size;
+  if (team < 0 || team >= 15 || thread_index() < t.first || thread_index() >= t.last)
+    fault("a thread waits for a team that is not its own");
+  char* point = &points[team][t.team_barriers++ % 2];
+  tell_arrival(point);
+  yield(State::kAtTeam);
+  tell_departure(point);
 }
 
 void __syncwarp() {

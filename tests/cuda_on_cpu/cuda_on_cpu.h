@@ -54,6 +54,9 @@ struct Operands {
 // Those of the 32 lanes, once all are at the same instruction; valid until the warp's next.
 const Operands* exchange(const char* instruction, const Operands& mine);
 
+// Waits for the threads from team * size on, as many as `size`, that have not returned.
+void sync_team(int team, int size);
+
 // A copy under way.
 struct Copy {
   void* shared;
@@ -186,6 +189,12 @@ void store_whole(void* global, const V& value) {
   if (reinterpret_cast<uintptr_t>(global) % sizeof(V))
     cuda_on_cpu::fault("st.global: address in memory not aligned");
   *static_cast<V*>(global) = value;
+}
+
+template <int kThreads>
+void sync_team(int team) {
+  static_assert(kThreads % 32 == 0);
+  cuda_on_cpu::sync_team(team, kThreads);
 }
 
 inline void prefetch(const void*) {}

@@ -6,7 +6,17 @@
 namespace wtconv::cuda {
 namespace {
 
-enum Fault { kOutside, kMisaligned, kWildStore, kDivergence, kNoWait, kRace, kEarlyRead, kNone };
+enum Fault {
+  kOutside,
+  kMisaligned,
+  kWildStore,
+  kDivergence,
+  kNoWait,
+  kOtherTeam,
+  kRace,
+  kEarlyRead,
+  kNone
+};
 
 struct FaultLaunch {
   Fault fault;
@@ -26,6 +36,7 @@ __global__ void faulty_kernel(FaultLaunch p) {
   copy_async<4>(values + id, source + id, true);
   if (p.fault == kDivergence && id % 2 == 0) __shfl_xor_sync(~0u, id, 1);
   if (p.fault != kEarlyRead) wait_for_copies();
+  if (p.fault == kOtherTeam) sync_team<32>(1);
   if (p.fault != kRace) __syncthreads();
   p.output[id] = values[(id + 1) % 64];
 }

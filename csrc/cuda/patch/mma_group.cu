@@ -154,7 +154,8 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupMemory<K>::kTeams, 1)
   };
   // Averages cannot overflow; sums of gradients, where rotated, shall not underflow.
   const float average = p.params.rotate ? 0.5f : 0.25f, raise = 0.25f / average;
-  // The window becomes the outputs.
+  // The window becomes the outputs. Until then, teams do not wait for each other (64x96x56x56
+  // float16 L=5 on an H200: 0.128 ms, where they do 0.130 ms).
   const auto compute = [&](int round) {
     const unsigned char* channel = channel_at(round);
     const auto fragments = [&](int level) {
@@ -162,19 +163,19 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupMemory<K>::kTeams, 1)
     };
     float sum[8][4] = {}, low1[2][4] = {}, coarse[2][2] = {};
     if (p.levels > 1) form_level1(window, average, lowpass);
-    __syncthreads();
+    sync_team<kPatchThreads>(team);
     if (p.levels > 2) {
       filter_deep<W, K>(lowpass, raise, p.levels,
                         reinterpret_cast<const float*>(channel + M::kDeepTaps), raw, filtered);
     }
     if (p.levels > 1) filter_level1<W>(lowpass, fragments(1), low1);
-    __syncthreads();
+    sync_team<kPatchThreads>(team);
     synthesise_deep<K>(filtered, p.levels, coarse);
     filter_pixels<W>(window, fragments(0), sum);
     const auto factors = *reinterpret_cast<const Vector<float, 4>*>(channel + M::kFactors);
     combine<2>({factors.lane[0], factors.lane[1], raise * factors.lane[2], 0, 1}, low1, {}, coarse,
                sum);
-    __syncthreads();
+    sync_team<kPatchThreads>(team);
     write_outputs<W>(sum, p.height, p.width, window);
     __syncthreads();
   };
