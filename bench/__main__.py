@@ -14,7 +14,7 @@ from rich.console import Console
 import wtconv_ops
 from bench import arguments, compiled, cuda_report, host, host_compiled, ncu, synthesis, traffic
 from bench.compiled_report import print_compiled
-from bench.csv_file import write_csv
+from bench.csv_file import csv_sink
 from bench.cuda_check import NumbersDifferError as GpuNumbersDifferError
 from bench.cuda_providers import load_upstream_fused
 from bench.cuda_run import CudaSettings, Messages, Row, header
@@ -90,8 +90,16 @@ def _compile(options: argparse.Namespace) -> int:
     _require_kernels(options.device, f"--device {options.device}", 5)
     cuda = options.device == "cuda"
     machine = gpu_line("cuda") if cuda else f"{processor_name()}; torch {torch.__version__}"
-    with tf32(False), threads(options.threads), _progress(lines=True) as progress:
-        rows = compiled.run(settings, progress)
+    rows: list[compiled.CompileRow] = []
+    with (
+        tf32(False),
+        threads(options.threads),
+        _progress(lines=True) as progress,
+        _sink(options, machine) as write,
+    ):
+        for measured in compiled.run(settings, progress):
+            write(measured)
+            rows += measured
     if not rows:
         raise _CannotRunError(
             "compile: no model has one of the variants asked for here; "
@@ -100,8 +108,6 @@ def _compile(options: argparse.Namespace) -> int:
             f"{compiled.NETWORK}"
         )
     print_compiled(rows, machine, _console(160))
-    if options.csv is not None:
-        write_csv(rows, options.csv, machine)
     if options.figure is not None:
         from bench.compiled_figure import draw
 
@@ -196,13 +202,11 @@ def _traffic(options: argparse.Namespace) -> int:
     _require_kernels("cuda", "traffic", settings.kernel_size)
     line = traffic.header(settings, path)
     console = _console(120)
-    rows: list[traffic.TrafficRow] = []
-    with _progress(lines=True) as progress:
+    with _progress(lines=True) as progress, _sink(options, line) as write:
         for measured in traffic.run(settings, lambda target: ncu.profile(path, target), progress):
             traffic.print_traffic(measured, console)
-            rows += measured
+            write(measured)
     console.print(line, highlight=False)
-    _save(rows, options, line)
     return 0
 
 
@@ -264,10 +268,22 @@ def _progress(lines: bool = False) -> Iterator[Callable[[str], None]]:
         yield errors.print if lines else lambda _: None
 
 
-def _save(rows: Sequence[object], options: argparse.Namespace, line: str = "") -> None:
-    if options.csv is not None:
-        write_csv(rows, options.csv, line)
-        print(f"wrote {options.csv}")
+@contextmanager
+def _sink(
+    options: argparse.Namespace, line: str = ""
+) -> Iterator[Callable[[Sequence[object]], None]]:
+    """Where rows go as they are measured: to the file, if one was asked for."""
+    if options.csv is None:
+        yield lambda _: None
+        return
+    with csv_sink(options.csv, line) as write:
+        yield write
+    print(f"wrote {options.csv}")
+
+
+def _save(rows: Sequence[object], options: argparse.Namespace) -> None:
+    with _sink(options) as write:
+        write(rows)
 
 
 def _console(width: int) -> Console:

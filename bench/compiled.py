@@ -146,23 +146,21 @@ def _caches_of(variant: str, folder: str) -> Path:
     return Path(folder) / variant.replace(" ", "_")
 
 
-def run(settings: CompileSettings, progress: Callable[[str], None]) -> list[CompileRow]:
-    """Check every variant against the eager reference, then time it.
+def run(settings: CompileSettings, progress: Callable[[str], None]) -> Iterator[list[CompileRow]]:
+    """Check every variant against the eager reference, then time it; the rows, mode by mode.
 
     Raises:
         WrongNumbersError: a variant's output is too far from the reference's.
     """
     device = torch.device(settings.device)
     clock: Timer = ColdTimer(device) if device.type == "cuda" else WallClock()
-    rows: list[CompileRow] = []
     for subject in settings.subjects:
         for precision in settings.precisions:
             for layout in settings.layouts:
                 progress(f"{subject.name} {precision} {layout}")
                 case = _Case(subject, precision, layout, device, settings.variants)
                 for mode in settings.modes:
-                    rows += case.measure(mode, clock, settings.rounds)
-    return rows
+                    yield case.measure(mode, clock, settings.rounds)
 
 
 class _Case:

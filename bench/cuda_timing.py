@@ -25,7 +25,8 @@ Call = Callable[[], object]
 Sampler = Callable[[], float]
 
 #: ``events``: device time alone. ``graph``: the same of the replay of a captured call. ``eager``:
-#: wall time from the call to the end of its work on an idle device, so with the host's time.
+#: wall time from the call to the end of its work on an idle device, so with the host's time; the
+#: same call comes before it, as in a loop, or the host would begin with cold caches.
 METHODS = ("events", "graph", "eager")
 
 #: Longest spin in ms; a call whose enqueueing takes longer is timed with the rest of it.
@@ -128,6 +129,7 @@ class ColdTimer:
 
     def _wall_time(self, call: Call) -> float:
         """Wall time in ms until the work of ``call`` is done, on an idle device with a cold L2."""
+        call()  # other calls came before
         self._buffer.zero_()
         torch.cuda.synchronize()
         start = time.perf_counter()

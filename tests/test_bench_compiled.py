@@ -67,6 +67,23 @@ def test_only_the_modes_asked_for_are_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert asked == [("float32", "training"), ("bfloat16", "training")]
 
 
+def test_what_was_measured_outlives_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(self: Any, mode: str, clock: Any, rounds: int) -> list[compiled.CompileRow]:
+        if mode == "training":
+            raise KeyboardInterrupt
+        return [row(mode=mode)]
+
+    monkeypatch.setattr(compiled._Case, "measure", measure)
+    file = tmp_path / "compile.csv"
+    line = "compile --device cpu --quick --subject layer --dtype float32 --csv"
+    with pytest.raises(KeyboardInterrupt):
+        main([*line.split(), str(file)])
+    rows = csv.DictReader(line for line in file.read_text().splitlines() if line[0] != "#")
+    assert [r["mode"] for r in rows] == ["inference"]
+
+
 def test_only_the_variants_asked_for_are_run(
     tmp_path: Path, fresh_compiler: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from bench import io_model, ncu, traffic
 from bench.__main__ import main
-from bench.csv_file import write_csv
+from bench.csv_file import csv_sink
 from bench.ncu import KernelTraffic, NcuError
 from bench.shapes import Size
 from bench.traffic import TrafficSettings
@@ -213,7 +213,10 @@ def test_run_profiles_every_case_and_writes_tables_and_csv(tmp_path: Path) -> No
     assert [cell.strip() for cell in sums[0].split("│")[3:6]] == ["2.062", "1.062", "3.125"]
 
     path = tmp_path / "traffic.csv"
-    write_csv(rows, path, "card")
+    with csv_sink(path, "card") as write:
+        for measured in inputs:
+            write(measured)
+            assert len(path.read_text().splitlines()) > 2  # before the run has ended
     lines = path.read_text().splitlines()
     assert lines[0] == "# card"
     read = list(csv.DictReader(lines[1:]))
