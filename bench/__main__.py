@@ -94,8 +94,8 @@ def _compile(options: argparse.Namespace) -> int:
     with (
         tf32(False),
         threads(options.threads),
-        _progress(lines=True) as progress,
         _sink(options, machine) as write,
+        _progress(lines=True) as progress,
     ):
         for measured in compiled.run(settings, progress):
             write(measured)
@@ -202,7 +202,7 @@ def _traffic(options: argparse.Namespace) -> int:
     _require_kernels("cuda", "traffic", settings.kernel_size)
     line = traffic.header(settings, path)
     console = _console(120)
-    with _progress(lines=True) as progress, _sink(options, line) as write:
+    with _sink(options, line) as write, _progress(lines=True) as progress:
         for measured in traffic.run(settings, lambda target: ncu.profile(path, target), progress):
             traffic.print_traffic(measured, console)
             write(measured)
@@ -276,9 +276,17 @@ def _sink(
     if options.csv is None:
         yield lambda _: None
         return
+    written = 0
     with csv_sink(options.csv, line) as write:
-        yield write
-    print(f"wrote {options.csv}")
+
+        def count(rows: Sequence[object]) -> None:
+            nonlocal written
+            write(rows)
+            written += len(rows)
+
+        yield count
+    if written:
+        print(f"wrote {options.csv}")
 
 
 def _save(rows: Sequence[object], options: argparse.Namespace) -> None:

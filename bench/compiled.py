@@ -147,7 +147,10 @@ def _caches_of(variant: str, folder: str) -> Path:
 
 
 def run(settings: CompileSettings, progress: Callable[[str], None]) -> Iterator[list[CompileRow]]:
-    """Check every variant against the eager reference, then time it; the rows, mode by mode.
+    """Check every variant against the eager reference, then time it.
+
+    Yields:
+        The rows of one model in one mode; none where it has none of the variants.
 
     Raises:
         WrongNumbersError: a variant's output is too far from the reference's.

@@ -93,7 +93,9 @@ def test_only_the_variants_asked_for_are_run(
     assert main([*options, "reference eager", "ours compiled", "ours CUDA graph"]) == 0
     rows = csv.DictReader(line for line in file.read_text().splitlines() if line[0] != "#")
     assert [r["variant"] for r in rows] == ["reference eager", "ours compiled"]
+    before = file.read_text()
     assert main([*options, "ours CUDA graph"]) != 0
+    assert file.read_text() == before
     assert "no model has one of the variants" in capsys.readouterr().err
 
 

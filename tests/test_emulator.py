@@ -17,6 +17,8 @@ FAULTS = [
     "threads wait at different barriers",
     "has not waited for the previous grid",
     "waits for a team that is not its own",
+    "team reaches past its block",
+    "threads wait at different barriers",
 ]
 #: Those of bulk copies; then comes one whose result is NaN, and one without a fault.
 BOX_FAULTS = [

@@ -152,6 +152,11 @@ bool release(int first, int last, State barrier) {
   return waiting > 0;
 }
 
+bool any_done(int first, int last) {
+  return std::any_of(&threads[first], &threads[last],
+                     [](const Thread& t) { return t.state == State::kDone; });
+}
+
 // Readies the threads that wait for a phase which has been armed since.
 bool release_armed(int count) {
   bool any = false;
@@ -180,7 +185,8 @@ const char* run_block(int count) {
     for (int n = 0; n < count; n += 32) any |= release(n, n + 32, State::kAtWarp);
     for (int n = 0; n < count; ++n) {
       const Thread& t = threads[n];
-      if (t.state == State::kAtTeam) any |= release(t.first, t.last, State::kAtTeam);
+      if (t.state == State::kAtTeam && !any_done(t.first, t.last))
+        any |= release(t.first, t.last, State::kAtTeam);
     }
     if (!any) break;
   }
@@ -325,6 +331,7 @@ void cuda_on_cpu::sync_team(int team, int size) {
   t.first = team * size, t.last = t.first + size;
   if (team < 0 || team >= 15 || thread_index() < t.first || thread_index() >= t.last)
     fault("a thread waits for a team that is not its own");
+  if (t.last > int(blockDim.x * blockDim.y)) fault("a team reaches past its block");
   char* point = &points[team][t.team_barriers++ % 2];
   tell_arrival(point);
   yield(State::kAtTeam);

@@ -54,7 +54,7 @@ struct Operands {
 // Those of the 32 lanes, once all are at the same instruction; valid until the warp's next.
 const Operands* exchange(const char* instruction, const Operands& mine);
 
-// Waits for the threads from team * size on, as many as `size`, that have not returned.
+// Waits for the threads from team * size on, as many as `size`; none of them may have returned.
 void sync_team(int team, int size);
 
 // A copy under way.

@@ -13,6 +13,8 @@ enum Fault {
   kDivergence,
   kNoWait,
   kOtherTeam,
+  kLargeTeam,
+  kGoneMember,
   kRace,
   kEarlyRead,
   kNone
@@ -37,6 +39,11 @@ __global__ void faulty_kernel(FaultLaunch p) {
   if (p.fault == kDivergence && id % 2 == 0) __shfl_xor_sync(~0u, id, 1);
   if (p.fault != kEarlyRead) wait_for_copies();
   if (p.fault == kOtherTeam) sync_team<32>(1);
+  if (p.fault == kLargeTeam) sync_team<96>(0);
+  if (p.fault == kGoneMember) {
+    if (id < 32) return;
+    sync_team<64>(0);
+  }
   if (p.fault != kRace) __syncthreads();
   p.output[id] = values[(id + 1) % 64];
 }
