@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -14,7 +15,7 @@ from rich.console import Console
 import wtconv_ops
 from bench import arguments, compiled, cuda_report, host, host_compiled, ncu, synthesis, traffic
 from bench.compiled_report import print_compiled
-from bench.csv_file import csv_sink
+from bench.csv_file import Sink, cells_of, csv_sink
 from bench.cuda_check import NumbersDifferError as GpuNumbersDifferError
 from bench.cuda_providers import load_upstream_fused
 from bench.cuda_run import CudaSettings, Messages, Row, header
@@ -174,14 +175,11 @@ def _run_on_gpu(options: argparse.Namespace) -> int:
         timer = ColdTimer(torch.device("cuda"))
         copy_gb_per_s = copy_speed(timer, torch.device("cuda"))
         line = header(settings, copy_gb_per_s)
-        sink = None
-        if options.csv is not None:
-            sink = stack.enter_context(cuda_report.csv_sink(options.csv, line))
+        write = stack.enter_context(_sink(options, line, cuda_report.cells_of))
         messages = Messages(problem, say, stack.enter_context(_progress(lines=True)))
         for measured in run_cuda(settings, timer, copy_gb_per_s, messages):
             rows += measured
-            if sink is not None:
-                sink(measured)
+            write(measured)
     console = _console(200)
     cuda_report.print_tables(rows, console)
     cuda_report.print_means(rows, settings.kernel_size, console)
@@ -268,25 +266,13 @@ def _progress(lines: bool = False) -> Iterator[Callable[[str], None]]:
         yield errors.print if lines else lambda _: None
 
 
-@contextmanager
 def _sink(
-    options: argparse.Namespace, line: str = ""
-) -> Iterator[Callable[[Sequence[object]], None]]:
+    options: argparse.Namespace, line: str = "", cells: Callable[[Any], dict[str, Any]] = cells_of
+) -> AbstractContextManager[Sink[Any]]:
     """Where rows go as they are measured: to the file, if one was asked for."""
     if options.csv is None:
-        yield lambda _: None
-        return
-    written = 0
-    with csv_sink(options.csv, line) as write:
-
-        def count(rows: Sequence[object]) -> None:
-            nonlocal written
-            write(rows)
-            written += len(rows)
-
-        yield count
-    if written:
-        print(f"wrote {options.csv}")
+        return nullcontext(lambda _: None)
+    return csv_sink(options.csv, line, cells)
 
 
 def _save(rows: Sequence[object], options: argparse.Namespace) -> None:

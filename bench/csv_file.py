@@ -5,39 +5,54 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
+
+Row = TypeVar("Row")
+Sink = Callable[[Sequence[Row]], None]
+
+
+def cells_of(row: Any) -> dict[str, Any]:
+    """The fields of a dataclass: None is an empty cell, floats have 6 significant digits."""
+    return {
+        name: f"{value:.6g}" if isinstance(value, float) else value
+        for name, value in asdict(row).items()
+    }
 
 
 @contextmanager
-def csv_sink(path: Path, header: str = "") -> Iterator[Callable[[Sequence[Any]], None]]:
-    """A function that writes rows, instances of one dataclass, below ``header`` as a comment.
+def csv_sink(
+    path: Path, header: str = "", cells: Callable[[Row], dict[str, Any]] = cells_of
+) -> Iterator[Sink[Row]]:
+    """A function that writes rows of one kind, below ``header`` as a comment.
 
     The first row makes the file, and what was written is in it at once: a run that is cut short
-    keeps its rows, and one without any leaves an earlier file alone. None is an empty cell; floats
-    have 6 significant digits.
+    keeps its rows, and one without any leaves an earlier file alone. The end prints that there is
+    a file.
+
+    Args:
+        path: The file.
+        header: Its first line.
+        cells: What a row has in each column.
     """
     with ExitStack() as stack:
-        file: TextIO | None = None
+        writer: csv.DictWriter[str] | None = None
+        file: TextIO
 
-        def write(rows: Sequence[Any]) -> None:
-            nonlocal file
-            if not rows:
-                return
-            names = [field.name for field in fields(rows[0])]
-            if file is None:
-                file = stack.enter_context(path.open("w", newline=""))
-                if header:
-                    file.write(f"# {header}\n")
-                csv.DictWriter(file, names, lineterminator="\n").writeheader()
-            writer = csv.DictWriter(file, names, lineterminator="\n")
+        def write(rows: Sequence[Row]) -> None:
+            nonlocal writer, file
             for row in rows:
-                values = asdict(row)
-                for name, value in values.items():
-                    if isinstance(value, float):
-                        values[name] = f"{value:.6g}"
+                values = cells(row)
+                if writer is None:
+                    file = stack.enter_context(path.open("w", newline=""))
+                    stack.callback(print, f"wrote {path}")
+                    if header:
+                        file.write(f"# {header}\n")
+                    writer = csv.DictWriter(file, list(values), lineterminator="\n")
+                    writer.writeheader()
                 writer.writerow(values)
-            file.flush()
+            if rows:
+                file.flush()
 
         yield write

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, fields
-from pathlib import Path
-from typing import Protocol
+from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -21,35 +18,16 @@ _ITEM_BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 _SHORT = {"nchw": "NCHW", "channels_last": "NHWC"}
 
 
-class Sink(Protocol):
-    """Takes rows as they are measured."""
-
-    def __call__(self, rows: Sequence[Row]) -> None: ...
-
-
-@contextmanager
-def csv_sink(path: Path, header: str) -> Iterator[Sink]:
-    """Write ``header`` as a comment, then the rows; a run that is cut short keeps what it has."""
-    with path.open("w", newline="") as file:
-        file.write(f"# {header}\n")
-        writer = csv.DictWriter(file, [f.name for f in fields(Row)], lineterminator="\n")
-        writer.writeheader()
-
-        def sink(rows: Sequence[Row]) -> None:
-            for row in rows:
-                values = asdict(row)
-                values["layout"] = _SHORT[row.layout]
-                values["ms"] = f"{row.ms:.4g}"
-                values["gb_per_s"] = f"{row.gb_per_s:.0f}"
-                values["copy_percent"] = f"{row.copy_percent:.1f}"
-                values["error"] = (
-                    "" if row.error is None else f"{row.error:.0e}".replace("e-0", "e-")
-                )
-                values["peak_mib"] = "" if row.peak_mib is None else f"{row.peak_mib:.6g}"
-                writer.writerow(values)
-            file.flush()
-
-        yield sink
+def cells_of(row: Row) -> dict[str, Any]:
+    """What a row has in each column of the CSV file."""
+    return asdict(row) | {
+        "layout": _SHORT[row.layout],
+        "ms": f"{row.ms:.4g}",
+        "gb_per_s": f"{row.gb_per_s:.0f}",
+        "copy_percent": f"{row.copy_percent:.1f}",
+        "error": "" if row.error is None else f"{row.error:.0e}".replace("e-0", "e-"),
+        "peak_mib": "" if row.peak_mib is None else f"{row.peak_mib:.6g}",
+    }
 
 
 def _select(rows: Iterable[Row], **wanted: object) -> list[Row]:

@@ -15,6 +15,7 @@ from rich.console import Console
 from bench import __main__ as command
 from bench import cuda_run
 from bench.__main__ import main
+from bench.csv_file import csv_sink
 from bench.cuda_check import NumbersDifferError, check, exact_results
 from bench.cuda_providers import (
     LAYOUTS,
@@ -26,7 +27,7 @@ from bench.cuda_providers import (
     load_upstream_fused,
     ordered_parameters,
 )
-from bench.cuda_report import csv_sink, print_means, print_memory, print_tables, speed_up
+from bench.cuda_report import cells_of, print_means, print_memory, print_tables, speed_up
 from bench.cuda_run import DTYPES, CudaSettings, Messages, Row, run
 from bench.cuda_timing import Call, Sampler
 from bench.providers import DEPTHWISE, OURS, REFERENCE
@@ -126,7 +127,7 @@ def test_gpu_run_replays_graphs_on_the_stages_only(gpu_rows: list[Row]) -> None:
 
 def test_gpu_csv_and_tables_hold_every_row(gpu_rows: list[Row], tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    with csv_sink(path, "card") as sink:
+    with csv_sink(path, "card", cells_of) as sink:
         sink(gpu_rows)
     lines = path.read_text().splitlines()
     assert lines[0] == "# card"

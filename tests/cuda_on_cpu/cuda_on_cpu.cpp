@@ -139,22 +139,19 @@ void end_previous_grid() {
   late = {};
 }
 
-// Readies the threads first .. last - 1 if all that have not returned are at their barrier.
+// Readies the threads first .. last - 1 if all that have not returned are at their barrier. That of
+// a team waits for those that have, too.
 bool release(int first, int last, State barrier) {
   int waiting = 0;
   for (int n = first; n < last; ++n) {
-    if (threads[n].state != State::kDone && threads[n].state != barrier) return false;
+    const bool gone = threads[n].state == State::kDone && barrier != State::kAtTeam;
+    if (!gone && threads[n].state != barrier) return false;
     waiting += threads[n].state == barrier;
   }
   for (int n = first; n < last; ++n) {
     if (threads[n].state == barrier) threads[n].state = State::kReady;
   }
   return waiting > 0;
-}
-
-bool any_done(int first, int last) {
-  return std::any_of(&threads[first], &threads[last],
-                     [](const Thread& t) { return t.state == State::kDone; });
 }
 
 // Readies the threads that wait for a phase which has been armed since.
@@ -185,8 +182,7 @@ const char* run_block(int count) {
     for (int n = 0; n < count; n += 32) any |= release(n, n + 32, State::kAtWarp);
     for (int n = 0; n < count; ++n) {
       const Thread& t = threads[n];
-      if (t.state == State::kAtTeam && !any_done(t.first, t.last))
-        any |= release(t.first, t.last, State::kAtTeam);
+      if (t.state == State::kAtTeam) any |= release(t.first, t.last, State::kAtTeam);
     }
     if (!any) break;
   }
