@@ -2,7 +2,8 @@
 
 A layer, and a network of `LAYERS` of them one after the other, run eagerly and compiled on the
 input of :mod:`bench.host`; the time of the network is divided by its layers. A compiled call checks
-its guards once, then runs all layers without their Python: a network pays for that once.
+its guards once, then runs all layers without their Python: a network pays for that once. A
+depthwise convolution beside them shows what torch alone adds.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from bench.host import FORWARD, TRAINING, HostRow, HostSettings, inputs, row_of,
 from bench.timing import forward_call, threads, training_call
 
 LAYERS = 4
-LAYER, NETWORK = "layer", f"layer of {LAYERS}"
+LAYER, NETWORK, CONVOLUTION = "layer", f"layer of {LAYERS}", "convolution"
 EAGER, COMPILED = "eager", "compiled"
 MODES = (FORWARD, TRAINING)
-SUBJECTS = {LAYER: 1, NETWORK: LAYERS}
+SUBJECTS = {LAYER: 1, NETWORK: LAYERS, CONVOLUTION: 1}
 _Key = tuple[str, str, str]  # mode, subject, variant
 
 
@@ -70,11 +71,17 @@ def _calls(
     compiled = _compile(layer)
     check(f"wtconv_ops compiled on {device} {dtype} L{levels}", compiled, image, exact)
     network = nn.Sequential(*(copy.deepcopy(layer) for _ in range(LAYERS)))
+    channels = image.shape[1]
+    convolution = nn.Conv2d(
+        channels, channels, kernel_size, padding="same", groups=channels, device=device, dtype=dtype
+    )
     models = {
         (LAYER, EAGER): layer,
         (LAYER, COMPILED): compiled,
         (NETWORK, EAGER): network,
         (NETWORK, COMPILED): _compile(network),
+        (CONVOLUTION, EAGER): convolution,
+        (CONVOLUTION, COMPILED): _compile(convolution),
     }
     return {
         (mode, *key): _call(mode, model, image, grad_output)
@@ -96,7 +103,8 @@ def _call(mode: str, model: nn.Module, image: Tensor, grad_output: Tensor) -> Ca
 def print_compiled_host(rows: Sequence[HostRow], console: Console) -> None:
     """Print one line for each device, dtype, number of levels and mode."""
     table = Table(
-        title=f"time of one layer, alone and in a network of {LAYERS}, until the call returns, ms"
+        title=f"time of one layer, alone and in a network of {LAYERS}, and of a depthwise "
+        "convolution, until the call returns, ms"
     )
     for name in ("device", "dtype", "levels", "mode"):
         table.add_column(name, no_wrap=True)
