@@ -223,7 +223,7 @@ def _host(options: argparse.Namespace) -> int:
         compiled_rows = host_compiled.run(settings, progress) if options.compiled else []
     host.print_host(rows, _console(120))
     if compiled_rows:
-        host_compiled.print_compiled_host(compiled_rows, _console(160))
+        host_compiled.print_compiled_host(compiled_rows, _console(120))
     _save([*rows, *compiled_rows], options)
     return 0
 

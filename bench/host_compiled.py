@@ -9,6 +9,7 @@ depthwise convolution beside them shows what torch alone adds.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -101,26 +102,19 @@ def _call(mode: str, model: nn.Module, image: Tensor, grad_output: Tensor) -> Ca
 
 
 def print_compiled_host(rows: Sequence[HostRow], console: Console) -> None:
-    """Print one line for each device, dtype, number of levels and mode."""
-    table = Table(
-        title=f"time of one layer, alone and in a network of {LAYERS}, and of a depthwise "
-        "convolution, until the call returns, ms"
-    )
-    for name in ("device", "dtype", "levels", "mode"):
+    """Print one line for each device, dtype, number of levels, mode and subject."""
+    table = Table(title="time of one layer until the call returns, ms")
+    for name in ("device", "dtype", "levels", "mode", "subject"):
         table.add_column(name, no_wrap=True)
-    for subject in SUBJECTS:
-        for name in (EAGER, COMPILED, "difference"):
-            table.add_column(f"{subject}, {name}", justify="right")
+    for name in (EAGER, COMPILED, "difference"):
+        table.add_column(name, justify="right")
     times = {(r.device, r.dtype, r.levels, r.call): r.median_ms for r in rows}
     for device, dtype, levels in dict.fromkeys((r.device, r.dtype, r.levels) for r in rows):
-        for mode in MODES:
-            values: list[float] = []
-            for subject in SUBJECTS:
-                eager, compiled = (
-                    times[device, dtype, levels, f"{mode}, {subject}, {variant}"]
-                    for variant in (EAGER, COMPILED)
-                )
-                values += [eager, compiled, compiled - eager]
-            shown = (f"{value:.4f}" for value in values)
-            table.add_row(device, dtype, str(levels), mode, *shown)
+        for mode, subject in itertools.product(MODES, SUBJECTS):
+            eager, compiled = (
+                times[device, dtype, levels, f"{mode}, {subject}, {variant}"]
+                for variant in (EAGER, COMPILED)
+            )
+            shown = (f"{value:.4f}" for value in (eager, compiled, compiled - eager))
+            table.add_row(device, dtype, str(levels), mode, subject, *shown)
     console.print(table)
