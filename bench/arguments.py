@@ -58,7 +58,7 @@ def _add_dtype(command: Any) -> None:
 
 
 def _add_csv(command: Any) -> None:
-    _add(command, "--csv", "write every measurement to this file", type=Path, metavar="PATH")
+    _add(command, "--csv", "write every measurement to this file", type=_file, metavar="PATH")
 
 
 def _add_run(command: argparse.ArgumentParser) -> None:
@@ -112,7 +112,7 @@ def _add_host(command: argparse.ArgumentParser) -> None:
     _add_dtype(command)
     _add(command, "--rounds", "samples of each call", 101, type=_positive, metavar="N")
     _add(command, "--threads", "intra-op threads", 2, type=_positive, metavar="N")
-    text = "add the compiled layer, alone and in a network of four"
+    text = "add the compiled layer, alone and in a network of four, and a compiled convolution"
     command.add_argument("--compiled", action="store_true", help=text)
     _add_csv(command)
 
@@ -132,7 +132,7 @@ def _add_compile(command: argparse.ArgumentParser) -> None:
     _add(command, "--rounds", "samples of each variant", 11, type=_positive, metavar="N")
     _add(command, "--threads", "intra-op threads", 2, type=_positive, metavar="N")
     _add_csv(command)
-    _add(command, "--figure", "draw the times; needs matplotlib", type=Path, metavar="PATH")
+    _add(command, "--figure", "draw the times; needs matplotlib", type=_file, metavar="PATH")
     command.add_argument("--quick", action="store_true", help="tiny models, to test the benchmark")
 
 
@@ -153,6 +153,13 @@ def _size(text: str) -> Size:
         return Size.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"must be a file in a folder that exists, got {text}")
+    return path
 
 
 def _positive(text: str) -> int:

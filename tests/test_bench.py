@@ -162,3 +162,13 @@ def test_options_that_make_no_sense_are_one_sentence(capsys: pytest.CaptureFixtu
             main(line.split())
         assert stopped.value.code == 2
         assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", [".", "missing/rows.csv"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "--quick", "--csv", path])
+    assert f"must be a file in a folder that exists, got {path}" in capsys.readouterr().err
