@@ -227,26 +227,30 @@ class _Case:
 
         Eager and compiled calls are timed with the host's time, the replay of a CUDA graph without:
         nothing is left of it. Kernels, copies and memory of the graph are those of the eager call
-        that it captured.
+        that it captured. The profiler comes last: what it leaves behind slows every launch.
         """
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            models, checked = self._variants(mode, folder)
+            models, found = self._variants(mode, folder)
             calls = {name: self._call(model, mode, self.image) for name, model in models.items()}
             for name, call in calls.items():  # every compilation forgets the code of those before
                 with cache_folder(_caches_of(name, folder)):
                     call()
-        facts = {name: self._counts(call, checked[name]) for name, call in calls.items()}
-        methods = dict.fromkeys(calls, "eager")
         if self.device.type == "cuda":
-            for name, call, found in self._replayed(mode):
-                calls[name], facts[name], methods[name] = call, found, "eager"
-            if GRAPH in self.wanted:
-                call = self._call(self.models["ours"], mode, self.image)
-                calls[GRAPH], methods[GRAPH] = call, "graph"
-                facts[GRAPH] = facts.get(EAGER) or self._counts(call, checked[EAGER])
-        samplers = {(name,): clock.prepare(call, methods[name]) for name, call in calls.items()}
+            for name, model, known in self._replayed(mode):
+                calls[name], found[name] = self._call(model, mode, self.image), known
+                for _ in range(4):  # compiles, records, replays
+                    calls[name]()
+        samplers = {(name,): clock.prepare(call, "eager") for name, call in calls.items()}
+        if self.device.type == "cuda" and GRAPH in self.wanted:
+            call = self._call(self.models["ours"], mode, self.image)
+            samplers[GRAPH,] = clock.prepare(call, "graph")
+            calls[GRAPH], found[GRAPH] = call, found[EAGER]
         medians = interleaved_medians(samplers, rounds)
-        return [self._row(mode, name, medians[name,], facts[name]) for name in calls]
+        del samplers
+        return [
+            self._row(mode, name, medians[name,], self._counts(name, call, found[name]))
+            for name, call in calls.items()
+        ]
 
     def _variants(
         self, mode: str, folder: str
@@ -269,8 +273,8 @@ class _Case:
             models[PEER], facts[PEER] = self._compile(peer, mode, _caches_of(PEER, folder))
         return models, facts
 
-    def _replayed(self, mode: str) -> Iterator[tuple[str, Call, dict[str, Any]]]:
-        """The variants under reduce-overhead, with the gaps between the kernels they replay."""
+    def _replayed(self, mode: str) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
+        """The models under reduce-overhead by variant, with the error of ours."""
         models: dict[str, nn.Module] = {}
         if self.subject.name in (BLOCK, NETWORK) and REPLAYED in self.wanted:
             models[REPLAYED] = self.models["ours"]
@@ -279,16 +283,12 @@ class _Case:
         options: Any = {"mode": "reduce-overhead", "dynamic": False}
         for name, model in models.items():
             compiled = cast(nn.Module, torch.compile(model, **options))
-            facts: dict[str, Any] = {}
+            found: dict[str, Any] = {}
             if name == REPLAYED:
                 exact = self._output(self.models["reference"], mode)
-                facts["error"] = self._error(compiled, mode, exact)
+                found["error"] = self._error(compiled, mode, exact)
             torch.compiler.cudagraph_mark_step_begin()  # no backward follows that forward
-            call = self._call(compiled, mode, self.image)
-            for _ in range(4):  # compiles, records, replays
-                call()
-            facts = {**self._counts(call, facts), "gap_us": replay_gap_us(call, self.device)}
-            yield name, call, {**facts, "peak_mib": None}  # a graph holds its memory between calls
+            yield name, compiled, found
 
     def _error(self, model: nn.Module, mode: str, exact: Tensor) -> float:
         error = float((self._output(model, mode) - exact).norm() / exact.norm())
@@ -345,8 +345,8 @@ class _Case:
             }
         return compiled, found
 
-    def _counts(self, call: Call, facts: dict[str, Any]) -> dict[str, Any]:
-        """``facts`` with the kernels, copies and peak memory of one call."""
+    def _counts(self, variant: str, call: Call, found: dict[str, Any]) -> dict[str, Any]:
+        """``found`` with the kernels, copies and peak memory of one call; of a replay its gaps."""
         cuda = self.device.type == "cuda"
         call()
         with profile(activities=_activities(cuda)) as profiled:
@@ -354,11 +354,13 @@ class _Case:
             self._wait()
         events = profiled.events() or []
         copied = sum(event.name == "aten::copy_" for event in events)
+        replayed = variant in (REPLAYED, PEER_REPLAYED)  # holds its memory between calls
         return {
-            **facts,
-            "kernels": len(device_work(events)) if cuda else facts.get("kernels"),
-            "copies": copied + facts.get("copies", 0),
-            "peak_mib": peak_mib(call, self.image.nbytes, self.device),
+            **found,
+            "kernels": len(device_work(events)) if cuda else found.get("kernels"),
+            "copies": copied + found.get("copies", 0),
+            "peak_mib": None if replayed else peak_mib(call, self.image.nbytes, self.device),
+            "gap_us": replay_gap_us(call, self.device) if replayed else None,
         }
 
     def _wait(self) -> None:

@@ -33,6 +33,7 @@ from wtconv_ops.demo.timing import processor_name
 
 SIZE = (1, 32, 7, 7)
 CALLS_PER_SAMPLE = 20  # few enough for the launch queue of a GPU
+FEWEST_CALLS = 4  # of a sample of a network, or the host would begin most with cold caches
 Key = TypeVar("Key")
 FORWARD, EMPTY_OP = "forward, no gradients", "empty C++ operator"
 TRAINING, EMPTY = "forward + backward", "empty Function"
@@ -191,10 +192,7 @@ def inputs(
 
 
 def samples_of(
-    calls: Mapping[Key, Call],
-    rounds: int,
-    device: torch.device,
-    layers: Mapping[Key, int] | None = None,
+    calls: Mapping[Key, Call], rounds: int, device: torch.device, layers: int = 1
 ) -> dict[Key, list[float]]:
     """Ms per layer, one value for each round; the device is idle before each sample.
 
@@ -202,18 +200,18 @@ def samples_of(
         calls: What to time, in turn.
         rounds: Samples of each.
         device: Where they run.
-        layers: Of a call with more than one; a sample of any call has as many of them.
+        layers: Of a call; a sample of few has as many of them whatever their number.
     """
-    numbers = {key: CALLS_PER_SAMPLE // (layers or {}).get(key, 1) for key in calls}
-    for key, call in calls.items():
-        for _ in range(numbers[key]):
+    number = max(FEWEST_CALLS, CALLS_PER_SAMPLE // layers)
+    for call in calls.values():
+        for _ in range(number):
             call()
     samples: dict[Key, list[float]] = {key: [] for key in calls}
     for _ in range(rounds):
         for key, call in calls.items():
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            samples[key].append(timeit(call, number=numbers[key]) * 1e3 / CALLS_PER_SAMPLE)
+            samples[key].append(timeit(call, number=number) * 1e3 / (number * layers))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return samples

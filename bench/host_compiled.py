@@ -1,9 +1,10 @@
 """``python -m bench host --compiled``: what ``torch.compile`` adds to the time of a call.
 
-A layer, and a network of `LAYERS` of them one after the other, run eagerly and compiled on the
-input of :mod:`bench.host`; the time of the network is divided by its layers. A compiled call checks
-its guards once, then runs all layers without their Python: a network pays for that once. A
-depthwise convolution beside them shows what torch alone adds.
+A layer, and networks of several of them one after the other, run eagerly and compiled on the input
+of :mod:`bench.host`; the time of a network is divided by its layers. A compiled call checks its
+guards once, then runs all layers without their Python: a network pays for that once. A depthwise
+convolution beside them shows what torch alone adds, ``size_asserts=False`` what Inductor's checks
+of the size and strides of every parameter take.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from bench.cuda_run import DTYPES
 from bench.cuda_timing import Call
 from bench.host import FORWARD, TRAINING, HostRow, HostSettings, inputs, row_of, samples_of
 from bench.timing import forward_call, threads, training_call
+from wtconv_ops import WTConv2d
 
-LAYERS = 4
-LAYER, NETWORK, CONVOLUTION = "layer", f"layer of {LAYERS}", "convolution"
-EAGER, COMPILED = "eager", "compiled"
+LAYER, CONVOLUTION = "layer", "convolution"
+NETWORKS = {f"layer of {layers}": layers for layers in (4, 18)}  # WTConvNeXt-T has 18
+EAGER, COMPILED, UNCHECKED = "eager", "compiled", "no size_asserts"
+VARIANTS = (EAGER, COMPILED, UNCHECKED)
 MODES = (FORWARD, TRAINING)
-SUBJECTS = {LAYER: 1, NETWORK: LAYERS, CONVOLUTION: 1}
+SUBJECTS = {LAYER: 1, **NETWORKS, CONVOLUTION: 1}
 _Key = tuple[str, str, str]  # mode, subject, variant
 
 
@@ -55,44 +58,43 @@ def run(settings: HostSettings, progress: Callable[[str], None]) -> list[HostRow
 def _measure(
     settings: HostSettings, device: torch.device, dtype: str, levels: int
 ) -> list[HostRow]:
-    calls = _calls(settings.kernel_size, levels, device, DTYPES[dtype])
-    layers = {key: SUBJECTS[key[1]] for key in calls}
+    layer, image, grad_output, exact = inputs(settings.kernel_size, levels, device, DTYPES[dtype])
+    samples: dict[_Key, list[float]] = {}
+    for subject, model in _models(layer).items():
+        for variant in (COMPILED, UNCHECKED):
+            torch.compiler.reset()  # a call goes past all other graphs of modules first
+            compiled = _compile(model, variant)
+            if subject == LAYER:
+                text = f"wtconv_ops {variant} on {device} {dtype} L{levels}"
+                check(text, compiled, image, exact)
+            calls = {
+                (mode, subject, name): _call(mode, called, image, grad_output)
+                for mode in MODES
+                for name, called in ((EAGER, model), (variant, compiled))
+            }
+            values = samples_of(calls, settings.rounds, device, SUBJECTS[subject])
+            for key, value in values.items():
+                samples.setdefault(key, []).extend(value)
     return [
-        row_of(settings, device, dtype, levels, ", ".join(key), values)
-        for key, values in samples_of(calls, settings.rounds, device, layers).items()
+        row_of(settings, device, dtype, levels, ", ".join(key), samples[key])
+        for key in itertools.product(MODES, SUBJECTS, VARIANTS)
     ]
 
 
-def _calls(
-    kernel_size: int, levels: int, device: torch.device, dtype: torch.dtype
-) -> dict[_Key, Call]:
-    """What is timed at one number of levels, compiled anew."""
-    torch.compiler.reset()  # graphs of other levels would stand in the way of every call
-    layer, image, grad_output, exact = inputs(kernel_size, levels, device, dtype)
-    compiled = _compile(layer)
-    check(f"wtconv_ops compiled on {device} {dtype} L{levels}", compiled, image, exact)
-    network = nn.Sequential(*(copy.deepcopy(layer) for _ in range(LAYERS)))
-    channels = image.shape[1]
-    convolution = nn.Conv2d(
-        channels, channels, kernel_size, padding="same", groups=channels, device=device, dtype=dtype
-    )
-    models = {
-        (LAYER, EAGER): layer,
-        (LAYER, COMPILED): compiled,
-        (NETWORK, EAGER): network,
-        (NETWORK, COMPILED): _compile(network),
-        (CONVOLUTION, EAGER): convolution,
-        (CONVOLUTION, COMPILED): _compile(convolution),
-    }
-    return {
-        (mode, *key): _call(mode, model, image, grad_output)
-        for mode in MODES
-        for key, model in models.items()
-    }
+def _models(layer: WTConv2d) -> dict[str, nn.Module]:
+    """The subjects by name; the convolution is as wide as ``layer``."""
+    models: dict[str, nn.Module] = {LAYER: layer}
+    for name, layers in NETWORKS.items():
+        models[name] = nn.Sequential(*(copy.deepcopy(layer) for _ in range(layers)))
+    channels, size = layer.in_channels, layer.base_conv.kernel_size
+    convolution = nn.Conv2d(channels, channels, size, padding="same", groups=channels)
+    models[CONVOLUTION] = convolution.to(layer.base_conv.weight)
+    return models
 
 
-def _compile(model: nn.Module) -> nn.Module:
-    return cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False))
+def _compile(model: nn.Module, variant: str) -> nn.Module:
+    options = {"size_asserts": variant == COMPILED}
+    return cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False, options=options))
 
 
 def _call(mode: str, model: nn.Module, image: Tensor, grad_output: Tensor) -> Call:
@@ -106,15 +108,15 @@ def print_compiled_host(rows: Sequence[HostRow], console: Console) -> None:
     table = Table(title="time of one layer until the call returns, ms")
     for name in ("device", "dtype", "levels", "mode", "subject"):
         table.add_column(name, no_wrap=True)
-    for name in (EAGER, COMPILED, "difference"):
+    for name in (EAGER, COMPILED, "difference", UNCHECKED):
         table.add_column(name, justify="right")
     times = {(r.device, r.dtype, r.levels, r.call): r.median_ms for r in rows}
     for device, dtype, levels in dict.fromkeys((r.device, r.dtype, r.levels) for r in rows):
         for mode, subject in itertools.product(MODES, SUBJECTS):
-            eager, compiled = (
+            eager, compiled, unchecked = (
                 times[device, dtype, levels, f"{mode}, {subject}, {variant}"]
-                for variant in (EAGER, COMPILED)
+                for variant in VARIANTS
             )
-            shown = (f"{value:.4f}" for value in (eager, compiled, compiled - eager))
+            shown = (f"{value:.4f}" for value in (eager, compiled, compiled - eager, unchecked))
             table.add_row(device, dtype, str(levels), mode, subject, *shown)
     console.print(table)

@@ -21,7 +21,7 @@ KEYS = [
     for mode, subject, variant in itertools.product(
         host_compiled.MODES,
         host_compiled.SUBJECTS,
-        (host_compiled.EAGER, host_compiled.COMPILED),
+        host_compiled.VARIANTS,
     )
 ]
 
@@ -38,45 +38,39 @@ def test_command_adds_compiled_calls(
     calls = [host.FORWARD, host.EMPTY_OP, host.TRAINING, host.EMPTY, *KEYS]
     assert [row["call"] for row in rows] == calls
     assert all(0 < float(row["fastest_ms"]) <= float(row["median_ms"]) for row in rows)
-    assert "layer of 4" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert all(subject in printed for subject in host_compiled.SUBJECTS)
 
 
-def test_time_of_a_network_is_that_of_one_of_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = {"layer": 0.010, "network": 0.040}
-    counts: dict[str, int] = dict.fromkeys(seconds, 0)
+@pytest.mark.parametrize(("layers", "calls"), [(1, 20), (3, 6), (30, 4)])
+def test_time_of_a_network_is_that_of_one_of_its_layers(
+    layers: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[int] = []
 
     def timeit(call: Any, number: int) -> float:
-        return seconds[call()] * number
-
-    def call(name: str) -> Any:
-        def count() -> str:
-            counts[name] += 1
-            return name
-
-        return count
+        timed.append(number)
+        return 0.010 * layers * number
 
     monkeypatch.setattr(host, "timeit", timeit)
-    layer, network = (
-        (host.FORWARD, subject, host_compiled.EAGER)
-        for subject in (host_compiled.LAYER, host_compiled.NETWORK)
-    )
-    calls = {layer: call("layer"), network: call("network")}
-    samples = host.samples_of(calls, 3, torch.device("cpu"), {layer: 1, network: 4})
-    assert samples[layer] == pytest.approx([10.0] * 3)
-    assert samples[network] == pytest.approx([10.0] * 3)
-    assert counts == {"layer": 20 + 3, "network": 5 + 3}
+    warmed: list[None] = []
+    call = {"network": lambda: warmed.append(None)}
+    samples = host.samples_of(call, 3, torch.device("cpu"), layers)
+    assert samples["network"] == pytest.approx([10.0] * 3)
+    assert timed == [calls] * 3
+    assert len(warmed) == calls
 
 
 def test_a_compiled_layer_that_is_wrong_is_not_timed(
     ops: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def twice(model: Any) -> Any:
+    def twice(model: Any, variant: str) -> Any:
         model.forward = lambda x: 2 * type(model).forward(model, x)
         return model
 
     monkeypatch.setattr(host_compiled, "_compile", twice)
     settings = host.HostSettings(devices=("cpu",), levels=(1,), rounds=1)
-    with pytest.raises(NumbersDifferError, match=r"compiled on cpu torch\.float32 L1:"):
+    with pytest.raises(NumbersDifferError, match=r"compiled on cpu float32 L1:"):
         host_compiled.run(settings, lambda _: None)
 
 
@@ -90,12 +84,14 @@ def test_difference_is_that_of_the_medians(capsys: pytest.CaptureFixture[str]) -
     ]  # fmt: skip
     host_compiled.print_compiled_host(rows, Console(width=120))
     lines = [line for line in capsys.readouterr().out.splitlines() if "float32" in line]
-    found = [", ".join(cell.strip() for cell in line.split("│")[4:9]) for line in lines]
+    found = [", ".join(cell.strip() for cell in line.split("│")[4:10]) for line in lines]
     assert found == [
-        f"{host.FORWARD}, layer, 0.2500, 0.3750, 0.1250",
-        f"{host.FORWARD}, layer of 4, 0.5000, 0.6250, 0.1250",
-        f"{host.FORWARD}, convolution, 0.7500, 0.8750, 0.1250",
-        f"{host.TRAINING}, layer, 1.0000, 1.1250, 0.1250",
-        f"{host.TRAINING}, layer of 4, 1.2500, 1.3750, 0.1250",
-        f"{host.TRAINING}, convolution, 1.5000, 1.6250, 0.1250",
+        f"{host.FORWARD}, layer, 0.2500, 0.3750, 0.1250, 0.5000",
+        f"{host.FORWARD}, layer of 4, 0.6250, 0.7500, 0.1250, 0.8750",
+        f"{host.FORWARD}, layer of 18, 1.0000, 1.1250, 0.1250, 1.2500",
+        f"{host.FORWARD}, convolution, 1.3750, 1.5000, 0.1250, 1.6250",
+        f"{host.TRAINING}, layer, 1.7500, 1.8750, 0.1250, 2.0000",
+        f"{host.TRAINING}, layer of 4, 2.1250, 2.2500, 0.1250, 2.3750",
+        f"{host.TRAINING}, layer of 18, 2.5000, 2.6250, 0.1250, 2.7500",
+        f"{host.TRAINING}, convolution, 2.8750, 3.0000, 0.1250, 3.1250",
     ]

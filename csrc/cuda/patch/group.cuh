@@ -68,44 +68,51 @@ __device__ __forceinline__ void fill_pieces(Team team, const T* plane, const Vie
                                             const GroupBands& to, S* pixels) {
   constexpr int kElements = kBytes / int(sizeof(T)), kPieces = kGroup / kElements;
   constexpr bool kAsync = std::is_same_v<T, S> && kBytes >= 4;
-  // Loads under way together.
-  constexpr int kBatch = kAsync ? 1 : kBytes == 16 ? 4 : 8, kStored = kElements < 4 ? kElements : 4;
+  // Pairs of rows whose loads are under way together.
+  constexpr int kBatch = kAsync ? 1 : kBytes == 16 ? 2 : 4, kStored = kElements < 4 ? kElements : 4;
   const int channel = team.thread % kPieces * kElements;
   if (channel >= channels) return;
-  const int step = team.threads / kPieces, first = team.thread / kPieces;
-  const int step_rows = to.row_of(step), step_cols = step - step_rows * to.cols;
-  int row = to.row_of(first), col = first - row * to.cols;
-  const T* from = plane + channel * view.stride_c;
-  pixels += channel;
-  while (row < to.rows) {
-    Vector<T, kElements> piece[kBatch];
-    int target[kBatch];
+  // A thread keeps its column, which makes what it adds from pair to pair a constant; threads that
+  // no whole pairs are left for have none. Threads fewer than columns take several.
+  const int columns = team.threads / kPieces, place = team.thread / kPieces;
+  const int together = max(1, to.row_of(columns)), pair = to.row_of(place);
+  if (pair >= together) return;
+  const int64_t step = 2 * together * view.stride_y;
+#pragma unroll 1
+  for (int col = place - pair * to.cols; col < to.cols; col += columns) {
+    const T* source =
+        plane + channel * view.stride_c + 2 * pair * view.stride_y + col * view.stride_x;
+    S* target = pixels + pair * to.pair + col * kGroup + channel;
+    const int end = col < width ? height : 0;
+#pragma unroll 1
+    for (int row = 2 * pair; row < to.rows; row += 2 * kBatch * together) {
+      Vector<T, kElements> piece[2 * kBatch];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const bool inside = row < height && col < width;
-      const T* source = from + row * view.stride_y + col * view.stride_x;
-      target[i] = row < to.rows ? (row >> 1) * to.pair + (row & 1) * to.pitch + col * kGroup : -1;
-      if constexpr (kAsync) {
-        copy_async<kBytes>(pixels + target[i], source, inside);
-      } else {
-        piece[i] = {};
-        if (inside) piece[i] = *reinterpret_cast<const Vector<T, kElements>*>(source);
-      }
-      col += step_cols, row += step_rows;
-      if (col >= to.cols) col -= to.cols, ++row;
-    }
-    if constexpr (!kAsync) {
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if (target[i] < 0) break;
-#pragma unroll
-        for (int e = 0; e < kElements; e += kStored) {
-          Vector<S, kStored> values;
-#pragma unroll
-          for (int j = 0; j < kStored; ++j) values.lane[j] = widen<S>(piece[i].lane[e + j]);
-          *reinterpret_cast<Vector<S, kStored>*>(pixels + target[i] + e) = values;
+      for (int i = 0; i < 2 * kBatch; ++i) {
+        const int y = row + i / 2 * 2 * together + i % 2;
+        const T* from = source + i / 2 * step + i % 2 * view.stride_y;
+        if constexpr (kAsync) {
+          if (y < to.rows) copy_async<kBytes>(target + i * to.pitch, from, y < end);
+        } else {
+          piece[i] = {};
+          if (y < end) piece[i] = *reinterpret_cast<const Vector<T, kElements>*>(from);
         }
       }
+      if constexpr (!kAsync) {
+#pragma unroll
+        for (int i = 0; i < 2 * kBatch; ++i) {
+          if (row + i / 2 * 2 * together + i % 2 >= to.rows) break;
+          S* begin = target + i / 2 * together * to.pair + i % 2 * to.pitch;
+#pragma unroll
+          for (int e = 0; e < kElements; e += kStored) {
+            Vector<S, kStored> values;
+#pragma unroll
+            for (int j = 0; j < kStored; ++j) values.lane[j] = widen<S>(piece[i].lane[e + j]);
+            *reinterpret_cast<Vector<S, kStored>*>(begin + e) = values;
+          }
+        }
+      }
+      source += kBatch * step, target += kBatch * together * to.pair;
     }
   }
 }

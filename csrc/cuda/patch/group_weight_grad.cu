@@ -91,23 +91,27 @@ __device__ void add_up(float (&base)[K * K], float (&band)[K * K], float& bias, 
   bias = 0;
 }
 
-// The low-pass bands of `channels` channels to dense planes, in whole sectors or half ones.
+// The low-pass bands of `channels` channels to dense planes, in whole sectors or half ones. As in
+// fill_pieces, a thread keeps its column.
 template <int kGroup>
 __device__ __forceinline__ void store_planes(const GroupBands& level1, const unsigned char* shared,
                                              int channels, float* planes) {
-  constexpr int kStep = grad_threads(kGroup) / kGroup, kPiece = kStep < 8 ? kStep : 8;
-  const int channel = threadIdx.x / kPiece % kGroup, area = level1.rows * level1.cols;
-  if (channel >= channels) return;
-  int n = threadIdx.x / (kPiece * kGroup) * kPiece + threadIdx.x % kPiece;
-  int y = level1.row_of(n), x = n - y * level1.cols;
-  const int step_y = level1.row_of(kStep), step_x = kStep - step_y * level1.cols;
+  constexpr int kColumns = grad_threads(kGroup) / kGroup, kPiece = kColumns < 8 ? kColumns : 8;
+  const int channel = threadIdx.x / kPiece % kGroup;
+  const int place = threadIdx.x / (kPiece * kGroup) * kPiece + threadIdx.x % kPiece;
+  const int together = max(1, level1.row_of(kColumns)), first = level1.row_of(place);
+  if (channel >= channels || first >= together) return;
   const float* band = reinterpret_cast<const float*>(shared + level1.offset) + channel;
-  planes += channel * area;
+  planes += channel * level1.rows * level1.cols;
+#pragma unroll 1
+  for (int x = place - first * level1.cols; x < level1.cols; x += kColumns) {
+    const float* from = band + first * level1.pitch + x * kGroup;
+    float* to = planes + first * level1.cols + x;
 #pragma unroll 4
-  for (; n < area; n += kStep) {
-    planes[n] = band[y * level1.pitch + x * kGroup];
-    x += step_x, y += step_y;
-    if (x >= level1.cols) x -= level1.cols, ++y;
+    for (int y = first; y < level1.rows; y += together) {
+      *to = *from;
+      from += together * level1.pitch, to += together * level1.cols;
+    }
   }
 }
 

@@ -22,26 +22,39 @@ __device__ __forceinline__ void fill_cells(const T* channel, const View& view, i
   constexpr int kElements = kBytes / int(sizeof(T)), kColumns = kPatchTile / kElements,
                 kStep = kPatchThreads / kColumns, kCell = W::cell(0);
   // Rows of a turn: whole cells and whole passes.
-  constexpr int kTurn = kStep > kCell ? kStep : kCell, kCellsOfTurn = kTurn / kCell * W::kCells;
+  constexpr int kTurn = kStep > kCell ? kStep : kCell, kPasses = kTurn / kStep;
+  constexpr int kCellsOfTurn = kTurn / kCell * W::kCells;
+  constexpr int kNextTurn = kTurn / kCell * (kCell + W::gap_rows()) * W::pitch(0);
+  // Elements too small to be copied are loaded, those of several turns at once.
+  constexpr bool kAsync = kBytes >= 4;
+  constexpr int kTurns = kAsync || kPasses >= 16 ? 1 : 16 / kPasses;
   const int row = threadIdx.x / kColumns, col = threadIdx.x % kColumns * kElements;
   const int y = row % kCell, x = col % kCell;
   int item = first + row / kCell * W::kCells + col / kCell;
   const T* from = channel + item * view.stride_b + y * view.stride_y + x * view.stride_x;
   T* to = pixels + W::stored_pixel(row, col);
 #pragma unroll 1
-  for (int turn = 0; turn < kPatchTile; turn += kTurn) {
+  for (int turn = 0; turn < kPatchTile; turn += kTurns * kTurn) {
+    T value[kTurns * kPasses];
 #pragma unroll
-    for (int r = 0; r < kTurn; r += kStep) {
-      const bool inside = y + r < height && x < width && item < batch;
-      if constexpr (kBytes >= 4) {
-        copy_async<kBytes>(to + r * W::pitch(0), from + r * view.stride_y, inside);
+    for (int i = 0; i < kTurns * kPasses; ++i) {
+      const int r = i % kPasses * kStep, later = i / kPasses * kCellsOfTurn;
+      const bool inside = y + r < height && x < width && item + later < batch;
+      const T* source = from + later * view.stride_b + r * view.stride_y;
+      if constexpr (kAsync) {
+        copy_async<kBytes>(to + r * W::pitch(0), source, inside);
       } else {
-        to[r * W::pitch(0)] = inside ? from[r * view.stride_y] : narrow<T>(0.0f);
+        value[i] = inside ? *source : narrow<T>(0.0f);
       }
     }
-    item += kCellsOfTurn;
-    from += kCellsOfTurn * view.stride_b;
-    to += kTurn / kCell * (kCell + W::gap_rows()) * W::pitch(0);
+    if constexpr (!kAsync) {
+#pragma unroll
+      for (int i = 0; i < kTurns * kPasses; ++i)
+        to[i / kPasses * kNextTurn + i % kPasses * kStep * W::pitch(0)] = value[i];
+    }
+    item += kTurns * kCellsOfTurn;
+    from += kTurns * kCellsOfTurn * view.stride_b;
+    to += kTurns * kNextTurn;
   }
 }
 
