@@ -28,7 +28,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     _add_host(commands.add_parser("host", help="time a call takes on a tiny input"))
     _add_compile(
-        commands.add_parser("compile", help="eager against torch.compile, alone and in a network")
+        commands.add_parser(
+            "compile",
+            help="eager against torch.compile, alone and in a network",
+            description="Of one model and mode after the other. The profiler that counts the "
+            "kernels of one slows the launches of those after it: where the host's time matters, "
+            "one a command.",
+        )
     )
     _add_synthesis(
         commands.add_parser("synthesis", help="the two lowerings of synthesis, with neighbours")
@@ -112,7 +118,8 @@ def _add_host(command: argparse.ArgumentParser) -> None:
     _add_dtype(command)
     _add(command, "--rounds", "samples of each call", 101, type=_positive, metavar="N")
     _add(command, "--threads", "intra-op threads", 2, type=_positive, metavar="N")
-    text = "add the compiled layer, alone and in a network of four, and a compiled convolution"
+    text = "add the compiled layer, alone and in networks, with and without size_asserts, and a "
+    text += "compiled convolution"
     command.add_argument("--compiled", action="store_true", help=text)
     _add_csv(command)
 

@@ -236,8 +236,8 @@ class _Case:
                 with cache_folder(_caches_of(name, folder)):
                     call()
         if self.device.type == "cuda":
-            for name, model, known in self._replayed(mode):
-                calls[name], found[name] = self._call(model, mode, self.image), known
+            for name, model, facts in self._replayed(mode):
+                calls[name], found[name] = self._call(model, mode, self.image), facts
                 for _ in range(4):  # compiles, records, replays
                     calls[name]()
         samplers = {(name,): clock.prepare(call, "eager") for name, call in calls.items()}
@@ -258,20 +258,20 @@ class _Case:
         """The models by variant, and what each compilation took; caches stay in ``folder``."""
         exact = self._output(self.models["reference"], mode)
         models: dict[str, nn.Module] = {}
-        facts: dict[str, dict[str, Any]] = {}
+        found: dict[str, dict[str, Any]] = {}
         for name, model in self.models.items():
             eager, compiled = f"{name} eager", f"{name} compiled"
             if eager in self.wanted:
                 models[eager] = model
             if eager in self.wanted or (eager == EAGER and GRAPH in self.wanted):
-                facts[eager] = {"error": self._error(model, mode, exact)}
+                found[eager] = {"error": self._error(model, mode, exact)}
             if compiled in self.wanted:
-                models[compiled], found = self._compile(model, mode, _caches_of(compiled, folder))
-                facts[compiled] = {**found, "error": self._error(models[compiled], mode, exact)}
+                models[compiled], facts = self._compile(model, mode, _caches_of(compiled, folder))
+                found[compiled] = {**facts, "error": self._error(models[compiled], mode, exact)}
         if self.subject.name == NETWORK and PEER in self.wanted:
             peer = _peer().to(self.device)
-            models[PEER], facts[PEER] = self._compile(peer, mode, _caches_of(PEER, folder))
-        return models, facts
+            models[PEER], found[PEER] = self._compile(peer, mode, _caches_of(PEER, folder))
+        return models, found
 
     def _replayed(self, mode: str) -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
         """The models under reduce-overhead by variant, with the error of ours."""
@@ -283,12 +283,12 @@ class _Case:
         options: Any = {"mode": "reduce-overhead", "dynamic": False}
         for name, model in models.items():
             compiled = cast(nn.Module, torch.compile(model, **options))
-            found: dict[str, Any] = {}
+            facts: dict[str, Any] = {}
             if name == REPLAYED:
                 exact = self._output(self.models["reference"], mode)
-                found["error"] = self._error(compiled, mode, exact)
+                facts["error"] = self._error(compiled, mode, exact)
             torch.compiler.cudagraph_mark_step_begin()  # no backward follows that forward
-            yield name, compiled, found
+            yield name, compiled, facts
 
     def _error(self, model: nn.Module, mode: str, exact: Tensor) -> float:
         error = float((self._output(model, mode) - exact).norm() / exact.norm())
@@ -345,8 +345,8 @@ class _Case:
             }
         return compiled, found
 
-    def _counts(self, variant: str, call: Call, found: dict[str, Any]) -> dict[str, Any]:
-        """``found`` with the kernels, copies and peak memory of one call; of a replay its gaps."""
+    def _counts(self, variant: str, call: Call, facts: dict[str, Any]) -> dict[str, Any]:
+        """``facts`` with the kernels, copies and peak memory of one call; of a replay its gaps."""
         cuda = self.device.type == "cuda"
         call()
         with profile(activities=_activities(cuda)) as profiled:
@@ -356,9 +356,9 @@ class _Case:
         copied = sum(event.name == "aten::copy_" for event in events)
         replayed = variant in (REPLAYED, PEER_REPLAYED)  # holds its memory between calls
         return {
-            **found,
-            "kernels": len(device_work(events)) if cuda else found.get("kernels"),
-            "copies": copied + found.get("copies", 0),
+            **facts,
+            "kernels": len(device_work(events)) if cuda else facts.get("kernels"),
+            "copies": copied + facts.get("copies", 0),
             "peak_mib": None if replayed else peak_mib(call, self.image.nbytes, self.device),
             "gap_us": replay_gap_us(call, self.device) if replayed else None,
         }

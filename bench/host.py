@@ -33,7 +33,7 @@ from wtconv_ops.demo.timing import processor_name
 
 SIZE = (1, 32, 7, 7)
 CALLS_PER_SAMPLE = 20  # few enough for the launch queue of a GPU
-FEWEST_CALLS = 4  # of a sample of a network, or the host would begin most with cold caches
+FEWEST_CALLS = 4  # the first of a sample finds the host's caches cold
 Key = TypeVar("Key")
 FORWARD, EMPTY_OP = "forward, no gradients", "empty C++ operator"
 TRAINING, EMPTY = "forward + backward", "empty Function"
@@ -200,7 +200,8 @@ def samples_of(
         calls: What to time, in turn.
         rounds: Samples of each.
         device: Where they run.
-        layers: Of a call; a sample of few has as many of them whatever their number.
+        layers: Of a call. A sample has as many calls as have `CALLS_PER_SAMPLE` of them together,
+            and no fewer than `FEWEST_CALLS`.
     """
     number = max(FEWEST_CALLS, CALLS_PER_SAMPLE // layers)
     for call in calls.values():

@@ -3,8 +3,8 @@
 A layer, and networks of several of them one after the other, run eagerly and compiled on the input
 of :mod:`bench.host`; the time of a network is divided by its layers. A compiled call checks its
 guards once, then runs all layers without their Python: a network pays for that once. A depthwise
-convolution beside them shows what torch alone adds, ``size_asserts=False`` what Inductor's checks
-of the size and strides of every parameter take.
+convolution beside them shows what torch alone adds; without ``size_asserts``, Inductor does not
+check the sizes and strides of every input and of every operator's output.
 """
 
 from __future__ import annotations
@@ -61,20 +61,18 @@ def _measure(
     layer, image, grad_output, exact = inputs(settings.kernel_size, levels, device, DTYPES[dtype])
     samples: dict[_Key, list[float]] = {}
     for subject, model in _models(layer).items():
-        for variant in (COMPILED, UNCHECKED):
-            torch.compiler.reset()  # a call goes past all other graphs of modules first
-            compiled = _compile(model, variant)
-            if subject == LAYER:
-                text = f"wtconv_ops {variant} on {device} {dtype} L{levels}"
-                check(text, compiled, image, exact)
-            calls = {
-                (mode, subject, name): _call(mode, called, image, grad_output)
-                for mode in MODES
-                for name, called in ((EAGER, model), (variant, compiled))
-            }
-            values = samples_of(calls, settings.rounds, device, SUBJECTS[subject])
-            for key, value in values.items():
-                samples.setdefault(key, []).extend(value)
+        torch.compiler.reset()  # graphs of modules share a list, which is short
+        variants = {name: _compile(model, name) for name in VARIANTS}
+        if subject == LAYER:
+            for name in (COMPILED, UNCHECKED):
+                text = f"wtconv_ops {name} on {device} {dtype} L{levels}"
+                check(text, variants[name], image, exact)
+        calls = {
+            (mode, subject, name): _call(mode, variant, image, grad_output)
+            for mode in MODES
+            for name, variant in variants.items()
+        }
+        samples |= samples_of(calls, settings.rounds, device, SUBJECTS[subject])
     return [
         row_of(settings, device, dtype, levels, ", ".join(key), samples[key])
         for key in itertools.product(MODES, SUBJECTS, VARIANTS)
@@ -93,6 +91,8 @@ def _models(layer: WTConv2d) -> dict[str, nn.Module]:
 
 
 def _compile(model: nn.Module, variant: str) -> nn.Module:
+    if variant == EAGER:
+        return model
     options = {"size_asserts": variant == COMPILED}
     return cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False, options=options))
 

@@ -187,17 +187,26 @@ def test_a_block_on_a_gpu_has_a_row_under_reduce_overhead(
     monkeypatch.setattr(compiled, "_activities", lambda cuda: [ProfilerActivity.CPU])
     monkeypatch.setattr(compiled, "peak_mib", lambda call, given, device: 7.0)
     monkeypatch.setattr(compiled, "replay_gap_us", lambda call, device: 1.25)
-    methods = []
+    methods, order = [], []
+    count = case._counts
 
     class Clock(WallClock):
         def prepare(self, call: Any, method: str) -> Any:
             methods.append(method)
-            return super().prepare(call, method)
+            sample = super().prepare(call, method)
+            return lambda: order.append("time") or sample()
 
+    def count_last(*arguments: Any) -> Any:
+        order.append("count")
+        return count(*arguments)
+
+    monkeypatch.setattr(case, "_counts", count_last)
     rows = {r.variant: r for r in case.measure("training", Clock(), 1)}
     others = [compiled.REPLAYED] if name == compiled.BLOCK else []
     assert list(rows) == [*VARIANTS, *others, compiled.GRAPH]
     assert methods == ["eager"] * (len(rows) - 1) + ["graph"]
+    # The profiler slows what comes after it.
+    assert order == ["time"] * len(rows) + ["count"] * len(rows)
     gaps = {variant: (r.gap_us, r.peak_mib) for variant, r in rows.items()}
     assert gaps == {
         variant: (1.25, None) if variant == compiled.REPLAYED else (None, 7.0) for variant in rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import itertools
 from pathlib import Path
@@ -61,16 +62,19 @@ def test_time_of_a_network_is_that_of_one_of_its_layers(
     assert len(warmed) == calls
 
 
+@pytest.mark.parametrize("wrong", [host_compiled.COMPILED, host_compiled.UNCHECKED])
 def test_a_compiled_layer_that_is_wrong_is_not_timed(
-    ops: Any, monkeypatch: pytest.MonkeyPatch
+    wrong: str, ops: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def twice(model: Any, variant: str) -> Any:
-        model.forward = lambda x: 2 * type(model).forward(model, x)
+        if variant == wrong:
+            model = copy.deepcopy(model)
+            model.forward = lambda x: 2 * type(model).forward(model, x)
         return model
 
     monkeypatch.setattr(host_compiled, "_compile", twice)
     settings = host.HostSettings(devices=("cpu",), levels=(1,), rounds=1)
-    with pytest.raises(NumbersDifferError, match=r"compiled on cpu float32 L1:"):
+    with pytest.raises(NumbersDifferError, match=rf"wtconv_ops {wrong} on cpu float32 L1:"):
         host_compiled.run(settings, lambda _: None)
 
 
