@@ -32,8 +32,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             "compile",
             help="eager against torch.compile, alone and in a network",
             description="Of one model and mode after the other. The profiler that counts the "
-            "kernels of one slows the launches of those after it: where the host's time matters, "
-            "one a command.",
+            "kernels of one can slow the launches of those after it: where the host's time "
+            "matters, one a command.",
         )
     )
     _add_synthesis(

@@ -227,7 +227,7 @@ class _Case:
 
         Eager and compiled calls are timed with the host's time, the replay of a CUDA graph without:
         nothing is left of it. Kernels, copies and memory of the graph are those of the eager call
-        that it captured. The profiler comes last: what it leaves behind slows every launch.
+        that it captured. The profiler comes last: it can slow every launch after it.
         """
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             models, found = self._variants(mode, folder)
@@ -246,7 +246,7 @@ class _Case:
             samplers[GRAPH,] = clock.prepare(call, "graph")
             calls[GRAPH], found[GRAPH] = call, found[EAGER]
         medians = interleaved_medians(samplers, rounds)
-        del samplers
+        del samplers  # a captured graph gives its memory back
         return [
             self._row(mode, name, medians[name,], self._counts(name, call, found[name]))
             for name, call in calls.items()

@@ -205,7 +205,7 @@ def test_a_block_on_a_gpu_has_a_row_under_reduce_overhead(
     others = [compiled.REPLAYED] if name == compiled.BLOCK else []
     assert list(rows) == [*VARIANTS, *others, compiled.GRAPH]
     assert methods == ["eager"] * (len(rows) - 1) + ["graph"]
-    # The profiler slows what comes after it.
+    # The profiler can slow what comes after it.
     assert order == ["time"] * len(rows) + ["count"] * len(rows)
     gaps = {variant: (r.gap_us, r.peak_mib) for variant, r in rows.items()}
     assert gaps == {

@@ -73,7 +73,7 @@ __device__ __forceinline__ void fill_pieces(Team team, const T* plane, const Vie
   const int channel = team.thread % kPieces * kElements;
   if (channel >= channels) return;
   // A thread keeps its column, which makes what it adds from pair to pair a constant; threads that
-  // no whole pairs are left for have none. Threads fewer than columns take several.
+  // no whole pair of rows is left for are idle. Threads fewer than columns take several.
   const int columns = team.threads / kPieces, place = team.thread / kPieces;
   const int together = max(1, to.row_of(columns)), pair = to.row_of(place);
   if (pair >= together) return;

@@ -91,8 +91,8 @@ __device__ void add_up(float (&base)[K * K], float (&band)[K * K], float& bias, 
   bias = 0;
 }
 
-// The low-pass bands of `channels` channels to dense planes, in whole sectors or half ones. As in
-// fill_pieces, a thread keeps its column.
+// The low-pass bands of `channels` channels to dense planes, up to eight neighbours of a row at
+// once. As in fill_pieces, a thread keeps its column.
 template <int kGroup>
 __device__ __forceinline__ void store_planes(const GroupBands& level1, const unsigned char* shared,
                                              int channels, float* planes) {

@@ -25,9 +25,10 @@ __device__ __forceinline__ void fill_cells(const T* channel, const View& view, i
   constexpr int kTurn = kStep > kCell ? kStep : kCell, kPasses = kTurn / kStep;
   constexpr int kCellsOfTurn = kTurn / kCell * W::kCells;
   constexpr int kNextTurn = kTurn / kCell * (kCell + W::gap_rows()) * W::pitch(0);
-  // Elements too small to be copied are loaded, those of several turns at once.
+  // Elements too small to be copied are loaded, so many or a turn's at once.
   constexpr bool kAsync = kBytes >= 4;
-  constexpr int kTurns = kAsync || kPasses >= 16 ? 1 : 16 / kPasses;
+  constexpr int kLoads = 16, kTurns = kAsync || kPasses >= kLoads ? 1 : kLoads / kPasses;
+  static_assert(kPatchTile % (kTurns * kTurn) == 0);
   const int row = threadIdx.x / kColumns, col = threadIdx.x % kColumns * kElements;
   const int y = row % kCell, x = col % kCell;
   int item = first + row / kCell * W::kCells + col / kCell;
