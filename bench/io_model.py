@@ -162,7 +162,22 @@ class Plane:
             return levels
         if self.whole and levels <= (3 if self.side <= 8 else 4 if self.side <= 16 else 5):
             return levels
+        if self.channels_last and self.side <= 8 and levels == 2:
+            return levels
         return min(levels, 2 if self.tensor_cores or self.tile_kernel else 1)
+
+    def gives_input_gradient(self, levels: int) -> bool:
+        """Whether the launch of the weight gradients of x gives the input gradient, too.
+
+        With 5x5 taps.
+        """
+        if self.level > 0 or self.tensor_cores or self.gradient_levels(levels) < levels:
+            return False
+        if self.side > TILE:
+            return not self.channels_last
+        # Of these, fewer blocks would run together.
+        low, high = (33, TILE) if self.element_bytes == 4 else (9, 16)
+        return self.whole and not low <= self.side <= high
 
     def has_lowpass_on_chip(self, levels: int) -> bool:
         """Whether one launch forms the band ``levels`` levels down and runs all its levels."""
@@ -265,8 +280,10 @@ def backward_stages(plane: Plane, levels: int) -> list[Stage]:
     """The launches of the backward pass: weight gradients, then the operator on grad_output.
 
     Where that has levels past its first launch, it takes a low-pass band of grad_output that the
-    weight gradients left.
+    weight gradients left. Or one launch gives all gradients.
     """
+    if plane.gives_input_gradient(levels):
+        return [Stage("all gradients", plane.level, 3 * plane.size)]
     low_levels = lowpass_at_hand(plane, levels)
     operator = forward_stages(plane, levels, low_levels)
     return weight_gradient_stages(plane, levels, low_levels) + [

@@ -75,6 +75,10 @@ class LowpassPlanesLaunch(Structure):
     ]
 
 
+class InputGradLaunch(Structure):
+    _fields_ = [("params", RawParameters), ("output", View), ("output_bytes", c_int)]
+
+
 class PatchGradLaunch(Structure):
     _fields_ = [
         ("grad_output", View),
@@ -85,6 +89,8 @@ class PatchGradLaunch(Structure):
         *((name, c_int) for name in ("cells", "group", "grad_bytes", "input_bytes")),
         *((name, c_int) for name in ("splits", "together", "parts")),
         *((name, c_bool) for name in ("base_wanted", "level_wanted", "bias_wanted", "early")),
+        ("input_wanted", c_bool),
+        ("input_grad", InputGradLaunch),
     ]
 
 
@@ -225,6 +231,10 @@ class Emulator:
     ) -> None:
         c_int.in_dll(self._library, "bulk_copies").value = bulk_copies
         self.call("forward", ctypes.byref(launch), DTYPES[dtype], multiprocessors)
+
+    def gives_input_grad(self, dtype: torch.dtype, kernel_size: int, cells: int) -> bool:
+        """Whether the kernel of the weight gradients has a form with the input gradient."""
+        return bool(self._library.gives_input_grad(dtype.itemsize, kernel_size, cells))
 
     def run(
         self, name: str, launch: Structure, dtype: torch.dtype, bulk_copies: bool = True

@@ -198,13 +198,14 @@ def run_forward(
         **sizes(case.shape, case.kernel, case.levels, case.cells, case.group),
         input_bytes=max(case.bytes, size),
         output_bytes=max(output_bytes, size),
-        # Behind the coarse levels; an input gradient, behind weight gradients; a low-pass band.
-        early=case.coarse or case.rotate or band,
+        # Behind the coarse levels; an input gradient, behind weight gradients; a low-pass band, but
+        # in groups of channels.
+        early=(case.coarse or case.rotate or band) and not (band and case.group),
         tensor_cores=case.mma or (case.dtype != F32 and case.cells == 0),
     )
     if launch.early and coarse is not None:
         kernels.write_late(coarse)
-    elif launch.early and ((case.cells and not case.mma) or band):
+    elif launch.early and ((case.cells and not (case.mma or case.group)) or band):
         kernels.write_late(x.storage)
     elif launch.early:  # what it writes before it waits is lost
         kernels.write_late(y.storage)

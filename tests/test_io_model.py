@@ -115,7 +115,7 @@ def test_roofline_bound_meets_at_the_ridge_and_agrees_with_the_time() -> None:
 
 # One line in, one line out: levels of a launch of the operator and of the weight gradients; whether
 # one launch takes all levels past the former and forms their band; whether the latter is the tile
-# kernel's.
+# kernel's, leaves bands in channels_last, gives the input gradient.
 CHOICES = r"""
 #include <cstdio>
 #include "patch/choose.h"
@@ -132,7 +132,7 @@ int main() {
                &d.shared_per_multiprocessor) == 8) {
     p.batch = 64, p.channels = 256, p.height = p.width = side, p.accumulator_bytes = 4;
     p.channels_last = channels_last;
-    const PatchChoice grad = choose_patch_grad(p, d);
+    const PatchChoice grad = choose_patch_grad(p, d, true);
     const bool stays = grad.group > 0 && !hands_on_planes(p.kernel_size, grad.group);
     int levels = choose_patch(p, d).levels, grad_levels = grad.levels;
     const bool tile_kernel = grad_levels == 0;
@@ -144,7 +144,7 @@ int main() {
     const bool whole_pieces = side * p.element_bytes % 16 == 0;
     const bool fused = band.levels > 0 && !channels_last && whole_pieces &&
                        choose_lowpass_cells(band, levels, p.element_bytes, d) > 0;
-    printf("%d %d %d %d %d\n", levels, grad_levels, fused, tile_kernel, stays);
+    printf("%d %d %d %d %d %d\n", levels, grad_levels, fused, tile_kernel, stays, grad.input_grad);
   }
 }
 """
@@ -162,14 +162,17 @@ def test_levels_of_a_launch_are_those_that_the_kernels_choose(tmp_path: Path) ->
     )
     assert done.stderr == ""  # undefined behaviour
     chosen = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
-    for case, (taken, grad_taken, fused, tile_kernel, stays) in zip(cases, chosen, strict=True):
-        side, element_bytes, channels_last, levels, _ = case
+    for case, choice in zip(cases, chosen, strict=True):
+        taken, grad_taken, fused, tile_kernel, stays, input_grad = choice
+        side, element_bytes, channels_last, levels, kernel_size = case
         plane = Plane(side, element_bytes, channels_last)
         assert plane.operator_levels(levels) == taken, case
         assert plane.gradient_levels(levels) == grad_taken, case
         if grad_taken < levels:
             assert plane.tile_kernel == bool(tile_kernel), case
         assert plane.hands_on_channels_last == bool(stays), case
+        if kernel_size == 5:
+            assert plane.gives_input_gradient(levels) == bool(input_grad), case
         deeper = taken < levels
         assert (deeper and plane.has_lowpass_on_chip(taken)) == bool(fused), case
 
@@ -265,10 +268,10 @@ def test_input_gradient_takes_the_low_pass_band_of_the_weight_gradients() -> Non
 
 @pytest.mark.parametrize(
     ("element_bytes", "levels", "moved"),
-    [(4, 1, 6), (4, 3, 7.25), (4, 5, 8.5625), (2, 1, 6), (2, 3, 6.25), (2, 5, 8.015625)],
+    [(4, 1, 5), (4, 3, 7.25), (4, 5, 8.5625), (2, 1, 6), (2, 3, 6.25), (2, 5, 8.015625)],
 )
 def test_training_step_of_a_large_plane(element_bytes: int, levels: int, moved: float) -> None:
-    # Compulsory but for grad_output, which is read twice: 6 N.
+    # Compulsory in float32 with one level; else grad_output is read twice: 6 N and the bands.
     assert float(total(training_stages(Plane(256, element_bytes), levels))) == moved
 
 

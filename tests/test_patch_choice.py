@@ -32,14 +32,14 @@ int main() {
                &d.multiprocessors, &d.shared_per_block, &d.shared_per_multiprocessor) == 12) {
     p.batch = batch;
     p.channels_last = channels_last;
-    const PatchChoice f = choose_patch(p, d), g = choose_patch_grad(p, d);
+    const PatchChoice f = choose_patch(p, d), g = choose_patch_grad(p, d, true);
     printf("%d %d %d %d %d %d ", f.levels, f.cells, f.group, f.tensor_cores,
            f.levels ? patch_bytes(p, f) : 0, f.levels ? patch_tiles(p, f) : 0);
     const int tiles = g.levels ? patch_tiles(p, g) : 0;
     const int blocks = tiles ? patch_grad_blocks(p, g) : 0;
     const int splits = tiles ? split_tiles(p.channels, tiles, blocks * d.multiprocessors) : 0;
-    printf("%d %d %d %d %d %d %d %d %d ", g.levels, g.cells, g.group, g.tensor_cores,
-           g.levels ? patch_grad_bytes(p, g) : 0, tiles, blocks, splits,
+    printf("%d %d %d %d %d %d %d %d %d %d ", g.levels, g.cells, g.group, g.tensor_cores,
+           g.levels ? patch_grad_bytes(p, g) : 0, tiles, g.input_grad, blocks, splits,
            splits ? grad_parts(tiles, splits) : 0);
     printf("%d %d %d\n", choose_lowpass_cells(p, 2, 4, d), choose_lowpass_cells(p, 3, 2, d),
            choose_lowpass_cells(p, 3, 4, d));
@@ -61,6 +61,7 @@ class Launch(NamedTuple):
 class Choice:
     forward: Launch
     grad: Launch
+    input_grad: int
     grad_blocks: int
     splits: int
     parts: int
@@ -125,11 +126,15 @@ def assert_legal(problem: Problem, device: str, launch: Launch, most: int) -> No
 
 def assert_legal_gradient(problem: Problem, device: str, choice: Choice) -> None:
     launch = choice.grad
+    longest = max(problem.height, problem.width)
     tensor_cores = problem.element_bytes == 2 and launch.cells == 0
     most = min(problem.levels, 2) if tensor_cores else 1
     whole = launch.cells > 0 and launch.group == 0 and problem.kernel_size <= 5
     if whole and problem.levels <= {1: 5, 2: 5, 4: 4, 8: 3}[launch.cells]:
         most = problem.levels
+    if launch.group == 32 and longest <= 8 and problem.levels == 2:
+        fits = device == "sm_90" or problem.kernel_size < 7
+        most = 2 if fits else launch.levels
     assert_legal(problem, device, launch, most)
     assert launch.levels == most, problem
     held = DEVICES["sm_90"][2] // (launch.shared_bytes + 1024)
@@ -139,6 +144,10 @@ def assert_legal_gradient(problem: Problem, device: str, choice: Choice) -> None
     if tensor_cores:
         assert choice.grad_blocks == 3, problem
         assert held >= 3, problem
+    if choice.input_grad:
+        assert launch.levels == problem.levels, problem
+        assert not launch.group, problem
+        assert not tensor_cores, problem
     assert 1 <= choice.splits <= launch.tiles, problem
     assert 0 < math.ceil(launch.tiles / choice.splits) / choice.parts <= 16, problem
 

@@ -38,6 +38,10 @@ class Gradient:
     aligned: bool = False  # rows begin at 16 bytes whatever they are accessed by
     bulk_copies: bool = True
 
+    @property
+    def tensor_cores(self) -> bool:
+        return self.dtype != F32 and self.cells == 0
+
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
         dtype = str(self.dtype).removeprefix("torch.")
@@ -97,6 +101,13 @@ GRADIENTS += [
     Gradient((130, 2, 7, 7), 5, F32, 8, 4, 4, splits=2, parts=2, levels=3),
     Gradient((66, 1, 8, 5), 3, BF16, 8, levels=2, early=True),
 ]
+# Two levels of the smallest planes of a group of channels.
+GRADIENTS += [
+    Gradient((5, 32, 7, 7), 5, F32, 1, 16, 16, 2, 1, True, 32, True, low=False, levels=2),
+    Gradient((3, 36, 8, 5), 3, F16, 1, 8, 4, 1, 2, True, 32, True, low=False, levels=2),
+    Gradient((2, 33, 3, 6), 7, BF16, 1, 2, 2, 1, 1, True, 32, True, low=False, levels=2),
+    Gradient((2, 32, 1, 8), 5, F32, 1, 4, 4, 1, 1, True, 32, False, low=False, levels=2),
+]
 # Large float32 planes by bulk copies: of rows that end within a piece, of every kernel size, and
 # what runs where the hardware has none.
 GRADIENTS += [
@@ -135,7 +146,7 @@ class LowpassBands:
 
     def __init__(self, case: Gradient) -> None:
         self.case = case
-        self.tensor_cores = case.dtype != F32 and case.cells == 0
+        self.tensor_cores = case.tensor_cores
         self.levels = case.levels if self.tensor_cores else 1
         self.dtype = case.dtype if self.tensor_cores else F32
         shape = (*case.shape[:2], *(-(-side // 2**self.levels) for side in case.shape[2:]))
@@ -246,6 +257,45 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
         else:
             assert bool(result.isnan().all())
     low.check(kernels, x.tensor, g.tensor)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [c for c in GRADIENTS if not (c.group or c.tensor_cores) and c.base and c.level],
+    ids=str,
+)
+def test_input_gradient_comes_with_them(kernels: Emulator, case: Gradient) -> None:
+    if not kernels.gives_input_grad(case.dtype, case.kernel, case.cells):
+        pytest.skip("a launch of its own gives it: fewer blocks of both would run together")
+    torch.manual_seed(0)
+    size, levels = case.dtype.itemsize, case.levels
+    params = Parameters(case.shape[1], case.kernel, levels, F32)
+    grad_bytes = size if case.last else max(case.grad_bytes, size)
+    units = [16 // size if case.aligned else max(1, n // size) for n in (case.bytes, grad_bytes)]
+    x = Placed(torch.randn(case.shape) + 0.5, case.dtype, units[0], case.last_input)
+    g = Placed(torch.randn(case.shape) + 0.25, case.dtype, units[1], case.last)
+    launch = grad_launch(x.tensor, g.tensor, case.kernel, levels, case.cells)
+    slots = (1 + 4 * levels) * case.kernel**2 + 1
+    partials = [
+        torch.full((case.shape[1], case.splits * case.parts, slots), torch.nan) for _ in "ab"
+    ]
+    launch.input_bytes, launch.grad_bytes = max(case.bytes, size), grad_bytes
+    launch.splits, launch.parts = case.splits, case.parts
+    launch.together = min(case.splits, 2)
+    launch.partials = partials[0].data_ptr()
+    kernels.run("weight_grad", launch, case.dtype, case.bulk_copies)
+    out = Placed(torch.full(case.shape, torch.nan), case.dtype, max(1, case.bytes // size))
+    launch.partials = partials[1].data_ptr()
+    launch.input_wanted = True
+    launch.input_grad.params = params.raw(rotate=True, bias=False)
+    launch.input_grad.output = View.of(out.tensor)
+    launch.input_grad.output_bytes = max(case.bytes, size)
+    kernels.run("weight_grad", launch, case.dtype, case.bulk_copies)
+    assert torch.equal(*partials)
+    leaf = x.tensor.double().requires_grad_()
+    (expected,) = torch.autograd.grad(apply(leaf, params.leaves()), leaf, g.tensor.double())
+    assert relative_error(out.tensor, expected) < FORWARD_TOLERANCE[case.dtype]
+    out.assert_nothing_else_written()
 
 
 def test_deep_levels_come_from_the_bands_of_the_first(kernels: Emulator) -> None:

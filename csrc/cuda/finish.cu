@@ -24,12 +24,13 @@ __device__ __forceinline__ void write(void* data, DType dtype, int64_t i, double
   }
 }
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 128, kBlocks = 10;  // of a multiprocessor
 
 // One warp per (channel, slot): eq. foldgrad on the sum of the partial sums. A lane takes a tap;
 // that after the last tap of the base path, the bias.
 template <class A>
-__global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ FinishLaunch p) {
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    finish_kernel(const __grid_constant__ FinishLaunch p) {
   const int slots = slot_count(p.levels), lane = threadIdx.x % 32;
   const int64_t warp = (blockIdx.x * int64_t(blockDim.x) + threadIdx.x) / 32;
   const int64_t c = warp / slots;

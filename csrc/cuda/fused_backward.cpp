@@ -1,7 +1,8 @@
 // wtconv::fused_backward on CUDA: the input gradient is the operator with rotated weights and
 // mirrored padding; the weight gradients come from one more pass over grad_output and input, and
 // over low-pass bands of both for the levels past its own. That pass is the first, because the
-// operator's deep levels take the band of grad_output that it leaves.
+// operator's deep levels take the band of grad_output that it leaves; or it is the only one, and
+// gives the input gradient, too (patch/choose.h).
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -20,10 +21,13 @@ class WeightGradient {
   WeightGradient(const Call& call, const Wanted& wanted, const Gradients& out)
       : call_(call), wanted_(wanted), out_(out) {}
 
-  void run(const Plane& grad_output, const Plane& input) {
+  // Returns whether the input gradient came with them.
+  bool run(const Plane& grad_output, const Plane& input, const Output& input_grad) {
+    input_grad_ = &input_grad;
     if (wanted_.input) operator_levels_ = call_.launch_levels(grad_output, 0, true);
     add_levels(grad_output, input, 0);
     finish();
+    return gave_input_;
   }
 
   // Gives `call` the low-pass band of grad_output that was formed on the way.
@@ -34,7 +38,8 @@ class WeightGradient {
   void add_levels(const Plane& grad_output, const Plane& input, int first_level) {
     if (!wants_beyond(first_level)) return;
     const Problem problem = call_.problem(grad_output, first_level, true);
-    const PatchChoice choice = choose_patch_grad(problem, device_properties(call_.device));
+    const PatchChoice choice = choose_patch_grad(problem, device_properties(call_.device),
+                                                 wanted_.input && first_level == 0);
     if (choice.levels > 0 && (choice.cells > 0 || !input.channels_last)) {
       run_patches(grad_output, input, first_level, choice, problem);
     } else {
@@ -121,6 +126,11 @@ class WeightGradient {
       low_levels_ = first_level + down;
       if (tensor_cores)
         launch.exact_low_grad = static_cast<float*>(low_grad_.first.mutable_data_ptr());
+    }
+    if (choice.input_grad) {
+      const Plane to = (*input_grad_)();
+      launch.input_wanted = gave_input_ = true;
+      launch.input_grad = {call_.parameters(0, levels, true), to.view, access_bytes(to)};
     }
     launch.early = call_.started;
     call_.launched(choice.group > 0 ? launch_group_weight_grad(launch, input.dtype, call_.stream)
@@ -213,6 +223,8 @@ class WeightGradient {
   int operator_levels_ = 0;        // that the first launch of the input gradient takes
   std::pair<Tensor, Plane> low_grad_;
   int low_levels_ = 0;
+  const Output* input_grad_ = nullptr;
+  bool gave_input_ = false;
 };
 
 Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Tensor& base_weight,
@@ -234,16 +246,17 @@ Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Ten
     const Plane grad{input_view(grad_output), dtype, height, width,
                      prefers_channels_last(grad_output)};
     const Plane in{input_view(input), dtype, height, width, prefers_channels_last(input)};
-    if (wanted.any_sum) {
-      WeightGradient sums(call, wanted, out);
-      sums.run(grad, in);
-      sums.give_lowpass(call);
-    }
-    const auto allocate_gradient = [&]() -> Plane {
+    const Output allocate_gradient = [&]() -> Plane {
       out.input = allocate_input_gradient(input, wanted);
       return {output_view(out.input), dtype, height, width, in.channels_last};
     };
-    if (wanted.input) call.run_operator(grad, allocate_gradient, 0, true);
+    bool done = false;
+    if (wanted.any_sum) {
+      WeightGradient sums(call, wanted, out);
+      done = sums.run(grad, in, allocate_gradient);
+      sums.give_lowpass(call);
+    }
+    if (wanted.input && !done) call.run_operator(grad, allocate_gradient, 0, true);
   }
   return out.tuple();
 }

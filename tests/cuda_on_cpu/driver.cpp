@@ -2,6 +2,7 @@
 // the emulator must find.
 #include "launch.h"
 #include "launch_kernel.cuh"
+#include "patch/layout.h"
 
 namespace wtconv::cuda {
 namespace {
@@ -120,6 +121,15 @@ const char* weight_grad(const PatchGradLaunch& p, DType dtype) {
   if (p.group > 0) return launch_group_weight_grad(p, dtype, nullptr);
   return p.cells > 0 || dtype == DType::kFloat32 ? launch_patch_weight_grad(p, dtype, nullptr)
                                                  : launch_mma_weight_grad(p, dtype, nullptr);
+}
+
+bool gives_input_grad(int element_bytes, int kernel_size, int cells) {
+  return with_constant(Constants<2, 4>(), element_bytes, [&](auto element) {
+    return with_constant(PlaneKernelSizes(), kernel_size, [&](auto k) {
+      return with_constant(GradCells(), cells,
+                           [&](auto g) { return kInputGradFits<element(), k(), g()>; });
+    });
+  });
 }
 
 const char* finish(const FinishLaunch& p, DType dtype) { return launch_finish(p, dtype, nullptr); }

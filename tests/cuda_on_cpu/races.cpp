@@ -5,6 +5,7 @@
 
 #include "launch.h"
 #include "launch_kernel.cuh"
+#include "patch/group_layout.h"
 
 namespace wtconv::cuda {
 namespace {
@@ -54,7 +55,7 @@ const char* run_lowpass_planes(const std::vector<float>& x) {
 
 template <class T>
 const char* run_weight_grad(DType dtype, int levels, std::vector<T>& x, std::vector<T>& g) {
-  std::vector<float> partials(2 * ((1 + 4 * levels) * 25 + 1));
+  std::vector<float> partials(2 * sum_count(5, levels));
   PatchGradLaunch p{};
   p.input = {x.data(), kPixels, kPixels, kWidth, 1};
   p.grad_output = {g.data(), kPixels, kPixels, kWidth, 1};
@@ -65,6 +66,14 @@ const char* run_weight_grad(DType dtype, int levels, std::vector<T>& x, std::vec
   p.grad_bytes = p.input_bytes = 16;
   p.splits = p.together = 1, p.parts = 2;
   p.base_wanted = p.level_wanted = p.bias_wanted = true;
+  const std::vector<float> taps(4 * 25, 0.25f);
+  std::vector<T> input_grad(kPixels);
+  p.input_wanted = dtype == DType::kFloat32;
+  p.input_grad.params.dtype = DType::kFloat32;
+  for (int l = 0; l <= 1; ++l)
+    p.input_grad.params.weight[l] = p.input_grad.params.scale[l] = taps.data();
+  p.input_grad.output = {input_grad.data(), kPixels, kPixels, kWidth, 1};
+  p.input_grad.output_bytes = 16;
   return dtype == DType::kFloat32 ? launch_patch_weight_grad(p, dtype, nullptr)
                                   : launch_mma_weight_grad(p, dtype, nullptr);
 }
@@ -85,11 +94,13 @@ const char* run_group(DType dtype, T) {
   p.cells = 1, p.group = kGroup, p.input_bytes = p.output_bytes = 4 * int(sizeof(T));
   if (const char* error = launch_group_forward(p, dtype, 1, nullptr)) return error;
 
-  std::vector<float> partials(kGroup * 2 * (5 * 25 + 1));
+  const int levels = group_grad_levels(kGroup, kSide, 2);
+  std::vector<float> partials(kGroup * 2 * sum_count(5, levels));
   PatchGradLaunch g{};
   g.grad_output = p.output, g.input = p.input;
   g.partials = partials.data();
   g.batch = kItems, g.channels = kGroup, g.height = g.width = kSide, g.kernel_size = 5;
+  g.levels = levels;
   g.cells = 1, g.group = kGroup, g.grad_bytes = g.input_bytes = p.input_bytes;
   g.splits = g.together = 1, g.parts = 2;
   g.base_wanted = g.level_wanted = g.bias_wanted = true;

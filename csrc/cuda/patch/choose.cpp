@@ -115,9 +115,28 @@ int with_grad_memory(const Problem& p, const PatchChoice& choice, F f) {
           return with_constant(MmaGradLevels(), choice.levels,
                                [&](auto l) { return f(MmaGradMemory<k(), l()>()); });
         } else {
-          return f(GradMemory<element(), k(), g()>());
+          return choice.input_grad ? f(GradMemory<element(), k(), g(), true>())
+                                   : f(GradMemory<element(), k(), g()>());
         }
       });
+    });
+  });
+}
+
+GroupGradMemory group_grad_memory(const Problem& p, const PatchChoice& choice) {
+  return {p.height, p.width, p.kernel_size, choice.levels, p.element_bytes, choice.group};
+}
+
+// Whether a launch of weight gradients gives the input gradient as well: where it takes all levels
+// and as many of its blocks run together. It has the bits of the operator's own launch, which has
+// the same form: they do not depend on what else is wanted.
+bool gives_input_grad(const Problem& p, const PatchChoice& choice, const PatchChoice& own) {
+  if (choice.levels < p.levels || choice.group > 0 || choice.tensor_cores) return false;
+  if (own.levels < p.levels || own.cells != choice.cells) return false;
+  return with_element(p.element_bytes, [&](auto element) {
+    return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
+      return with_constant(GradCells(), choice.cells,
+                           [&](auto g) { return int(kInputGradFits<element(), k(), g()>); });
     });
   });
 }
@@ -156,16 +175,12 @@ int patch_bytes(const Problem& p, const PatchChoice& choice) {
 }
 
 int patch_grad_bytes(const Problem& p, const PatchChoice& choice) {
-  if (choice.group > 0)
-    return GroupGradMemory(p.height, p.width, p.kernel_size, p.element_bytes, choice.group).bytes;
+  if (choice.group > 0) return group_grad_memory(p, choice).bytes;
   return with_grad_memory(p, choice, [](auto memory) { return decltype(memory)::kBytes; });
 }
 
 int patch_grad_blocks(const Problem& p, const PatchChoice& choice) {
-  if (choice.group > 0) {
-    return GroupGradMemory(p.height, p.width, p.kernel_size, p.element_bytes, choice.group)
-        .blocks();
-  }
+  if (choice.group > 0) return group_grad_memory(p, choice).blocks();
   return with_grad_memory(p, choice, [](auto memory) { return decltype(memory)::kBlocks; });
 }
 
@@ -197,7 +212,7 @@ int choose_lowpass_cells(const Problem& band, int down, int input_element_bytes,
   return cells;
 }
 
-PatchChoice choose_patch_grad(const Problem& p, const Device& device) {
+PatchChoice choose_patch_grad(const Problem& p, const Device& device, bool input_wanted) {
   if (!is_among(PlaneKernelSizes(), p.kernel_size)) return {};
   Problem one_level = p;
   one_level.levels = 1;
@@ -209,11 +224,17 @@ PatchChoice choose_patch_grad(const Problem& p, const Device& device) {
   if (choice.levels == 0) return choice;
   if (choice.cells == 0 && p.element_bytes == 2) {
     choice.levels = std::min(p.levels, largest(MmaGradLevels()));
-  } else if (choice.group == 0) {
+  } else if (choice.group > 0) {
+    choice.levels = group_grad_levels(choice.group, longest_side(p), p.levels);
+  } else {
     const int most = with_grad_memory(p, choice, [](auto m) { return decltype(m)::kLevels; });
     choice.levels = p.levels <= most ? p.levels : 1;
   }
   while (choice.levels > 0 && bytes_of(choice) > device.shared_per_block) --choice.levels;
+  if (choice.levels == 0 || !input_wanted || !gives_input_grad(p, choice, choose_patch(p, device)))
+    return choice;
+  choice.input_grad = true;
+  choice.input_grad = bytes_of(choice) <= device.shared_per_block;
   return choice;
 }
 

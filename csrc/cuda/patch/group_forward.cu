@@ -352,6 +352,7 @@ __global__ void __launch_bounds__(group_threads(kGroup))
       __syncthreads();
     }
     if constexpr (kCopies) start(item + splits);
+    wait_for_previous_grid();  // it may read what lies there
     T* out = static_cast<T*>(p.output.data) + first * p.output.stride_c + item * p.output.stride_b +
              2 * y * p.output.stride_y + 2 * x * p.output.stride_x;
     const int rows = p.height - 2 * y, cols = p.width - 2 * x;
@@ -378,7 +379,7 @@ const char* launch_group_forward(const PatchLaunch& p, DType activations, int mu
         return launch_kernel(&group_forward_kernel<decltype(t), k(), group()>, launch,
                              int64_t(groups) * launch.patch.splits,
                              launch.memory.planes * launch.memory.threads, launch.memory.bytes,
-                             stream);
+                             stream, p.early);
       });
     });
   });

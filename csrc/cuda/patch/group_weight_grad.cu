@@ -2,7 +2,8 @@
 // one pass over both tensors, a lane a channel (group_forward.cu).
 //
 //   copy both windows -> level 1 of both, the base path's taps -> the next copies start; a quarter
-//   of the threads sums the taps of each band -> after some planes, partial sums to memory
+//   of the threads sums the taps of each band, of the smallest planes level 2, too -> after some
+//   planes, partial sums to memory
 //
 // A thread sums all taps over strips of its channel, 2 x 14 pixels and 2 x 7 coefficients. The
 // low-pass bands are written in float32, as dense planes, of which weight_grad.cu takes all levels
@@ -56,11 +57,51 @@ __device__ __forceinline__ float lanes_sum(float value) {
   return value;
 }
 
+// Level 2 of planes that have at most 2 x 2 coefficients of it, from LL of level 1: of the taps
+// there are products for the middle one and those next to it.
+constexpr int kMiddle = 3;
+
+// A coefficient of a band of level 2.
+template <int kGroup>
+__device__ __forceinline__ float level2_of(const Band<kGroup>& low, int band, int y, int x) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = 2 * y + i / 2, col = 2 * x + i % 2;
+    const float value = col < low.cols ? *low.row(row, col) : 0.0f;
+    const bool minus = (band & 1 && i / 2) != (band & 2 && i % 2);
+    sum += minus ? -value : value;
+  }
+  return 0.5f * sum;
+}
+
+// sum[i * kMiddle + j] += in(y, x) * grad(y + i - 1, x + j - 1) of a band.
+template <int kGroup>
+__device__ __forceinline__ void correlate_level2(const Band<kGroup>& input,
+                                                 const Band<kGroup>& grad, int band,
+                                                 float (&sum)[kMiddle * kMiddle]) {
+  float in[2][2], g[2][2];
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    in[n / 2][n % 2] = level2_of(input, band, n / 2, n % 2);
+    g[n / 2][n % 2] = level2_of(grad, band, n / 2, n % 2);
+  }
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      const int i = m / 2 - n / 2 + 1, j = m % 2 - n % 2 + 1;
+      sum[i * kMiddle + j] += in[n / 2][n % 2] * g[m / 2][m % 2];
+    }
+  }
+}
+
 // Adds the sums of all threads up in shared memory, [slot][tap][channel] and the biases, a warp
-// after the other; the threads' sums start again from zero.
-template <int K, int kGroup>
-__device__ void add_up(float (&base)[K * K], float (&band)[K * K], float& bias, float* sums) {
-  constexpr int kTaps = K * K, kSums = sum_count(K, 1);
+// after the other; the threads' sums start again from zero. A warp has a band of level 2.
+template <int K, int kGroup, int kLevels>
+__device__ void add_up(float (&base)[K * K], float (&band)[K * K],
+                       float (&level2)[kMiddle * kMiddle], float& bias, float* sums) {
+  constexpr int kTaps = K * K, kSums = sum_count(K, kLevels);
   const int lane = threadIdx.x % 32, channel = threadIdx.x % kGroup;
   const int slot = slot_of(1, threadIdx.x / kGroup % kSubbands);
   for (int i = threadIdx.x; i < kSums * kGroup; i += blockDim.x) sums[i] = 0;
@@ -83,6 +124,14 @@ __device__ void add_up(float (&base)[K * K], float (&band)[K * K], float& bias, 
       for (int t = 0; t < kTaps; ++t) sums[t * kGroup + channel] += base[t];
       // The sum of grad_output is twice that of its low-pass band.
       sums[(kSums - 1) * kGroup + channel] += 2 * bias;
+    }
+  }
+  if constexpr (kLevels > 1) {
+#pragma unroll
+    for (int t = 0; t < kMiddle * kMiddle; ++t) {
+      const int tap = (K / 2 - 1 + t / kMiddle) * K + K / 2 - 1 + t % kMiddle;
+      sums[(slot_of(2, threadIdx.x / kGroup) * kTaps + tap) * kGroup + channel] = level2[t];
+      level2[t] = 0;
     }
   }
   __syncthreads();
@@ -115,10 +164,10 @@ __device__ __forceinline__ void store_planes(const GroupBands& level1, const uns
   }
 }
 
-template <class T, int K, int kGroup>
+template <class T, int K, int kGroup, int kLevels>
 __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
     group_weight_grad_kernel(const __grid_constant__ GroupGradLaunch launch) {
-  constexpr int kCols = strip_of(kGroup), kSums = sum_count(K, 1);
+  constexpr int kCols = strip_of(kGroup), kSums = sum_count(K, kLevels);
   constexpr bool kPlanes = hands_on_planes(K, kGroup);
   const PatchGradLaunch& p = launch.patch;
   const GroupGradMemory& memory = launch.memory;
@@ -150,7 +199,7 @@ __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
   const auto level = [&](const GroupGradMemory::Operand& operand, int band) {
     return Band<kGroup>(operand.level1, band * operand.level1.band, shared, memory.zeros, channel);
   };
-  float base[K * K] = {}, band[K * K] = {}, bias = 0;
+  float base[K * K] = {}, band[K * K] = {}, level2[kMiddle * kMiddle] = {}, bias = 0;
   // Level 1 of a strip; its low-pass band to memory, if in this layout.
   const auto analyse = [&](const GroupGradMemory::Operand& operand, void* lowpass, int item, int y,
                            int x) {
@@ -203,6 +252,10 @@ __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
       }
       store(memory.grad, p.low_grad, item);
       store(memory.input, p.low_input, item);
+      if constexpr (kLevels > 1) {
+        static_assert(grad_threads(kGroup) == kSubbands * kGroup, "a warp takes a band");
+        correlate_level2<kGroup>(level(memory.input, 0), level(memory.grad, 0), slot, level2);
+      }
       if (!p.level_wanted) continue;
       const int subband = slot % kSubbands;
 #pragma unroll 1
@@ -212,7 +265,8 @@ __global__ void __launch_bounds__(grad_threads(kGroup), grad_blocks(K, kGroup))
                                      strip / across * 2, strip % across * kCols, band);
       }
     }
-    add_up<K, kGroup>(base, band, bias, sums);
+    if (part + 1 == p.parts) let_next_grid_start();
+    add_up<K, kGroup, kLevels>(base, band, level2, bias, sums);
     for (int i = threadIdx.x; i < kSums * channels; i += blockDim.x) {
       const int64_t index = (int64_t(first + i / kSums) * p.splits + split) * p.parts + part;
       p.partials[index * kSums + i % kSums] = sums[i % kSums * kGroup + i / kSums];
@@ -228,11 +282,17 @@ const char* launch_group_weight_grad(const PatchGradLaunch& p, DType activations
   return dispatch_float(activations, [&](auto t) {
     return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
       return with_constant(Groups(), p.group, [&](auto group) {
-        const GroupGradLaunch launch{p, {p.height, p.width, p.kernel_size, sizeof(t), p.group}};
+        const GroupGradLaunch launch{
+            p, {p.height, p.width, p.kernel_size, p.levels, sizeof(t), p.group}};
         const int groups = ceil_div(p.channels, p.group);
-        return launch_kernel(&group_weight_grad_kernel<decltype(t), k(), group()>, launch,
-                             int64_t(groups) * p.splits, grad_threads(p.group), launch.memory.bytes,
-                             stream);
+        const auto run = [&](auto kernel) {
+          return launch_kernel(kernel, launch, int64_t(groups) * p.splits, grad_threads(p.group),
+                               launch.memory.bytes, stream);
+        };
+        if constexpr (group() == largest(Groups())) {
+          if (p.levels == 2) return run(&group_weight_grad_kernel<decltype(t), k(), group(), 2>);
+        }
+        return run(&group_weight_grad_kernel<decltype(t), k(), group(), 1>);
       });
     });
   });

@@ -53,17 +53,21 @@ __device__ __forceinline__ void filter_level1(const T* lowpass, const uint32_t* 
   const int below = lane / 8 % 2;
   const T* from[2] = {cell + below * 2 * W::group(1),
                       cell + below * (W::pitch(1) - 2 * W::group(1))};
-#pragma unroll
-  for (int i = 0; i < W::kRows; ++i) {
+  InputRow<W::kGroups> in[W::kRows];
+  const auto load = [&](int i) {
     const int r = W::first_row(1) + i;
     const T* row = from[r % 4 / 2] + W::template row_at<1>(r);
-    InputRow<W::kGroups> in;
-    load_matrices(row + lane / 16 * 8, in.first);
-    if constexpr (W::kGroups > 2) load_matrices(row + 16, in.rest);
+    load_matrices(row + lane / 16 * 8, in[i].first);
+    if constexpr (W::kGroups > 2) load_matrices(row + 16, in[i].rest);
+  };
+  load(0);
+#pragma unroll
+  for (int i = 0; i < W::kRows; ++i) {
+    if (i + 1 < W::kRows) load(i + 1);
     TapRow<W::kGroups> taps;
     taps.template load<W::kRows>(fragments, i);
 #pragma unroll
-    for (int p = 0; p < 2; ++p) taps.template apply<T>(sum[p], in, p);
+    for (int p = 0; p < 2; ++p) taps.template apply<T>(sum[p], in[i], p);
   }
 }
 
@@ -95,27 +99,34 @@ __device__ __forceinline__ void filter_level2(const T* lowpass, const uint32_t* 
 
 // What the parts of an output are multiplied by; the bias is added.
 struct OutputFactors {
-  float bias, pixels, level2, level3, coarse;
+  float bias, pixels, level2, level3;
 };
 
 // The outputs of this lane, in place of the sums of its pixels: `low1` and `low2` are those of
-// levels 2 and 3, `coarse` is what the levels past L add.
+// levels 2 and 3.
 template <int L>
 __device__ __forceinline__ void combine(const OutputFactors& factor, const float (&low1)[2][4],
-                                        const float (&low2)[2][2], const float (&coarse)[8 >> L][2],
-                                        float (&sum)[8][4]) {
+                                        const float (&low2)[2][2], float (&sum)[8][4]) {
 #pragma unroll
   for (int f = 0; f < 8; ++f) {
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       float rest = factor.bias;
-      if (L > 1) {
-        rest += factor.level2 * low1[f / 2 % 2][f / 4 * 2 + c / 2] +
-                factor.coarse * coarse[f >> L][c / 2];
-      }
+      if (L > 1) rest += factor.level2 * low1[f / 2 % 2][f / 4 * 2 + c / 2];
       if (L > 2) rest += factor.level3 * low2[f / 4][c / 2];
       sum[f][c] = factor.pixels * sum[f][c] + rest;
     }
+  }
+}
+// Adds what the levels past L do. Each sum is a term, not a part of one that is formed before the
+// products of the tile have covered the wait for memory.
+template <int L>
+__device__ __forceinline__ void add_coarse(float factor, const float (&coarse)[8 >> L][2],
+                                           float (&sum)[8][4]) {
+#pragma unroll
+  for (int f = 0; f < 8; ++f) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) sum[f][c] = fmaf(factor, coarse[f >> L][c / 2], sum[f][c]);
   }
 }
 

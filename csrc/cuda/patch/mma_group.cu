@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupMemory<K>::kTeams, 1)
 
   clear_group(all, shared, M::bytes(p.height, p.width));
   start(split);
-  const FormLowpass<W, 0> form_level1(shared + M::kProducts, team == 0);
+  const FormLowpass<W, 0, 1> form_level1(shared + M::kProducts, team == 0);
 #pragma unroll 1
   for (int round = 0; round < M::kRounds; ++round) {
     auto& taps = *reinterpret_cast<ChannelTaps<K, 2>*>(window);
@@ -173,8 +173,8 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupMemory<K>::kTeams, 1)
     synthesise_deep<K>(filtered, p.levels, coarse);
     filter_pixels<W>(window, fragments(0), sum);
     const auto factors = *reinterpret_cast<const Vector<float, 4>*>(channel + M::kFactors);
-    combine<2>({factors.lane[0], factors.lane[1], raise * factors.lane[2], 0, 1}, low1, {}, coarse,
-               sum);
+    combine<2>({factors.lane[0], factors.lane[1], raise * factors.lane[2], 0}, low1, {}, sum);
+    if (p.levels > 2) add_coarse<2>(1, coarse, sum);
     sync_team<kPatchThreads>(team);
     write_outputs<W>(sum, p.height, p.width, window);
     __syncthreads();
@@ -198,6 +198,7 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupMemory<K>::kTeams, 1)
     });
     __syncthreads();
     compute(1);
+    wait_for_previous_grid();  // it may read what lies there
     T* output =
         static_cast<T*>(p.output.data) + first * p.output.stride_c + item * p.output.stride_b;
     for_each_pixel<kThreads>(launch.pixels, thread, [&](int i, int row, int col) {
@@ -222,7 +223,7 @@ const char* launch_mma_group(const PatchLaunch& p, DType activations, int multip
       launch.patch.splits = split_tiles(groups, p.batch, multiprocessors);
       return launch_kernel(&mma_group_kernel<decltype(t), k()>, launch,
                            int64_t(groups) * launch.patch.splits, dim3(kPatchThreads, M::kTeams),
-                           M::bytes(p.height, p.width), stream);
+                           M::bytes(p.height, p.width), stream, p.early);
     });
   };
   return activations == DType::kFloat16 ? run(__half()) : run(__nv_bfloat16());

@@ -63,11 +63,11 @@ struct WarpShare {
   }
 };
 
-// Adds the products of a tile at level kLevel + 1, 8 columns at a time; the sums of g to `bias`
-// where it is not null.
-template <int K, int L, int kLevel, class T>
+// Adds the products of a tile at level kLevel + 1, 8 columns at a time; where kBias, the sums of g
+// to `bias`.
+template <int K, int L, int kLevel, bool kBias, class T>
 __device__ __forceinline__ void add_products(const T* input, const T* grad, GradSums<K, L>& sum,
-                                             float (*bias)[4]) {
+                                             float (&bias)[4]) {
   using M = MmaGradMemory<K, L>;
   using WX = typename M::WX;
   using WG = typename M::WG;
@@ -125,10 +125,10 @@ __device__ __forceinline__ void add_products(const T* input, const T* grad, Grad
       }
     }
     // Warps that share their columns take turns.
-    if (bias && (M::kRows == 2 || c / 8 % 2 == share.row)) {
+    if (kBias && (M::kRows == 2 || c / 8 % 2 == share.row)) {
       const uint32_t one = pack<T>(1.0f, 1.0f), ones[4] = {one, one, one, one};
 #pragma unroll
-      for (int o = 0; o < kOperands; ++o) multiply_operand(o, *bias, ones);
+      for (int o = 0; o < kOperands; ++o) multiply_operand(o, bias, ones);
     }
     x += 8, x_rest[0] += 8, x_rest[1] += 8, g += 8;
   }
@@ -218,11 +218,13 @@ __device__ __forceinline__ void write_taps(const float* filter, float scale, flo
   }
 }
 
-// Partial sums of the block, [slot][tap] rotated by 180 degrees, and the bias. All threads are past
-// their last use of `shared`.
+// Partial sums of the block, [slot][tap] rotated by 180 degrees, and the bias, from products or
+// from the sum of a thread's low-pass coefficients. All threads are past their last use of
+// `shared`.
 template <int K, int L>
 __device__ __forceinline__ void write_partials(const GradSums<K, L> (&sum)[L],
-                                               const float (&bias)[4], float* shared, float* out) {
+                                               const float (&bias)[4], float low, float* shared,
+                                               float* out) {
   using M = MmaGradMemory<K, L>;
   constexpr int kTaps = K * K, kWarps = kPatchThreads / 32;
   float* filters = shared + 2 * M::kExchange;
@@ -231,6 +233,7 @@ __device__ __forceinline__ void write_partials(const GradSums<K, L> (&sum)[L],
   float value = bias[0] + bias[1];
   value += __shfl_xor_sync(~0u, value, 1);
   value += __shfl_xor_sync(~0u, value, 2);
+  value += (1 << L) * warp_sum(low);
   if (threadIdx.x % 32 == 0) biases[threadIdx.x / 32] = value;
   sum_filter<K, L, 0>(sum[0], shared, filters);
   if constexpr (L > 1) sum_filter<K, L, 1>(sum[1], shared, filters + 4 * M::kFilter);
@@ -247,17 +250,18 @@ __device__ __forceinline__ void write_partials(const GradSums<K, L> (&sum)[L],
 
 // The tile's own coefficients of the low-pass band L levels down to dense planes, from that of
 // kLevel (0: the pixels): times `factor` in the type of the pixels, and in float32 where `exact` is
-// not null.
+// not null. Returns the sum of those of this thread, unscaled.
 template <class W, int L, int kLevel, class T>
-__device__ __forceinline__ void store_lowpass(const T* fine, const PatchGradLaunch& p,
-                                              const TileIndex& at, float factor, void* low,
-                                              float* exact) {
+__device__ __forceinline__ float store_lowpass(const T* fine, const PatchGradLaunch& p,
+                                               const TileIndex& at, float factor, void* low,
+                                               float* exact) {
   constexpr int kSide = kPatchTile >> L, kStep = kPatchThreads / kSide;
   constexpr int kDown = L - kLevel, kSize = 1 << kDown;
   static_assert(W::halo(kLevel) % kSize == 0, "the rows of a coefficient lie in one cell");
   const int rows = ceil_div(p.height, 1 << L), cols = ceil_div(p.width, 1 << L);
   const int first = threadIdx.x / kSide, col = threadIdx.x % kSide, x = (at.x >> L) + col;
-  if (x >= cols) return;
+  if (x >= cols) return 0;
+  float sum = 0;
   const int64_t corner =
       ((int64_t(at.item) * p.channels + at.channel) * rows + (at.y >> L)) * cols + x;
   const int last = min(kSide, rows - (at.y >> L));
@@ -273,7 +277,9 @@ __device__ __forceinline__ void store_lowpass(const T* fine, const PatchGradLaun
         lowpass_of<kDown, float>([&](int i, int j) { return widen<float>(row[i].lane[j]); });
     static_cast<T*>(low)[corner + r * cols] = narrow<T>(factor * value);
     if (exact) exact[corner + r * cols] = value;
+    sum += value;
   }
+  return sum;
 }
 
 template <class T, int K, int L>
@@ -295,15 +301,16 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
     fill_mma_window<WX, WX::kPiece, true>(p.input, p.input_bytes >= WX::kPiece, p, next, input(n));
     fill_mma_window<WG, WG::kPiece, false>(p.grad_output, p.grad_bytes == 16, p, next, grad(n));
   };
-  const FormLowpassIf<(L > 1), WX, 0> form_input(shared + M::kFormInput);
-  const FormLowpassIf<(L > 1), WG, 0> form_grad(shared + M::kFormGrad);
+  constexpr int kAll = INT32_MAX;
+  const FormLowpassIf<(L > 1), WX, 0, kAll> form_input(shared + M::kFormInput);
+  const FormLowpassIf<(L > 1), WG, 0, kAll> form_grad(shared + M::kFormGrad);
   wait_for_previous_grid();
   start(0);
   int n = 0;
 #pragma unroll 1
   for (int part = 0; part < p.parts; ++part) {
     GradSums<K, L> sum[L] = {};
-    float bias[4] = {};
+    float bias[4] = {}, low = 0;
 #pragma unroll 1
     for (const int end = int(int64_t(tiles.count) * (part + 1) / p.parts); n < end; ++n) {
       wait_for_copies();
@@ -317,21 +324,26 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
         form_input(input(n), 0.5f / kLowScale, low_input);
         form_grad(grad(n), 0.5f, low_grad);
       }
-      if (p.low_grad) store_lowpass<WG, L, 0>(grad(n), p, at, 1, p.low_grad, p.exact_low_grad);
-      add_products<K, L, 0>(input(n), grad(n), sum[0], p.bias_wanted ? &bias : nullptr);
+      if (p.low_grad)
+        low += store_lowpass<WG, L, 0>(grad(n), p, at, 1, p.low_grad, p.exact_low_grad);
+      if (p.bias_wanted && !p.low_grad) {
+        add_products<K, L, 0, true>(input(n), grad(n), sum[0], bias);
+      } else {
+        add_products<K, L, 0, false>(input(n), grad(n), sum[0], bias);
+      }
       if constexpr (L > 1) __syncthreads();
       // Averages, which cannot overflow; sums of gradients shall not underflow.
       if (p.low_input) {
         store_lowpass<WX, L, L - 1>(L > 1 ? low_input : input(n), p, at, 0.5f, p.low_input,
                                     nullptr);
       }
-      if constexpr (L > 1) add_products<K, L, 1, T>(low_input, low_grad, sum[1], nullptr);
+      if constexpr (L > 1) add_products<K, L, 1, false>(low_input, low_grad, sum[1], bias);
     }
     // A part has a tile, whose windows are free behind this barrier.
     __syncthreads();
     if (n == tiles.count) let_next_grid_start();
     const int64_t block = int64_t(tiles.channel) * p.splits + blockIdx.x / p.channels;
-    write_partials<K, L>(sum, bias, reinterpret_cast<float*>(input(n - 1)),
+    write_partials<K, L>(sum, bias, low, reinterpret_cast<float*>(input(n - 1)),
                          p.partials + (block * p.parts + part) * sum_count(K, L));
   }
 }

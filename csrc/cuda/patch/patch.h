@@ -85,7 +85,8 @@ struct PatchLaunch {
   int group;                      // channels of a block, where cells = 1; 0: one channel
   int splits, together;           // blocks of a channel, or of a group; those that run at once
   int input_bytes, output_bytes;  // of one access
-  // May start before the kernel before it ends, one of the same call; groups of channels never do.
+  // May start before the kernel before it ends, one of the same call; in groups of channels it has
+  // not written the input.
   bool early;
   bool tensor_cores;  // half types: tiles of large planes, and planes of one tile
 };
@@ -96,6 +97,13 @@ struct LowpassPlanesLaunch {
   PatchLaunch planes;
   DType dtype;  // of the input, in rows of aligned pieces of 16 bytes
   int down, input_height, input_width;
+};
+
+// The input gradient by the launch of the weight gradients, which has all levels.
+struct InputGradLaunch {
+  RawParameters params;
+  View output;
+  int output_bytes;
 };
 
 // Weight gradients of the base path and of the first levels. A block takes `parts` of the
@@ -114,6 +122,8 @@ struct PatchGradLaunch {
   int splits, together, parts;
   bool base_wanted, level_wanted, bias_wanted;
   bool early;  // as above
+  bool input_wanted;
+  InputGradLaunch input_grad;  // where that is wanted
 };
 
 }  // namespace wtconv::cuda

@@ -120,8 +120,8 @@ __device__ __forceinline__ void add_level1(const float* bands, const float* weig
 
 // Stores a patch in pieces of kBytes. `rows` and `cols`: those of the plane from the patch's first
 // pixel, `out`, on.
-template <int kBytes, class T>
-__device__ __forceinline__ void store_pieces(const PatchLaunch& p, T* out, int rows, int cols,
+template <int kBytes, class T, class Launch>
+__device__ __forceinline__ void store_pieces(const Launch& p, T* out, int rows, int cols,
                                              const PatchPixels<Patch<sizeof(T)>>& sum) {
   using P = Patch<sizeof(T)>;
   constexpr int kPiece = kBytes / int(sizeof(T));
@@ -143,8 +143,8 @@ __device__ __forceinline__ void store_pieces(const PatchLaunch& p, T* out, int r
 }
 
 // The same in pieces that the output is aligned to.
-template <class T>
-__device__ __forceinline__ void store_patch(const PatchLaunch& p, T* out, int rows, int cols,
+template <class T, class Launch>
+__device__ __forceinline__ void store_patch(const Launch& p, T* out, int rows, int cols,
                                             const PatchPixels<Patch<sizeof(T)>>& sum) {
   if (cols <= 0) return;
   if (p.output_bytes == 16) return store_pieces<16>(p, out, rows, cols, sum);

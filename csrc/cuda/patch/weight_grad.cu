@@ -1,19 +1,21 @@
 // The weight gradients of whole planes, all levels of them in one pass over both tensors, and of
-// large planes in float32, the base path and one level. (Large planes of half types:
-// mma_weight_grad.cu; channels_last: group_weight_grad.cu.)
+// large planes in float32, the base path and one level; where it pays, the input gradient of the
+// same levels from the same bands. (Large planes of half types: mma_weight_grad.cu; channels_last:
+// group_weight_grad.cu.)
 //
 //   copy the windows of grad_output (with halo) and of input (without), the next ones while the
 //   bands are summed, of large planes by bulk copies where there are any -> every thread sums the
 //   base path's taps over its patch, level 1 of both into shared memory -> a warp sums the taps of
 //   a band -> of whole planes the same for the levels past it, which take the place of level 1 ->
-//   after some tiles, partial sums to memory
+//   the input gradient, as forward.cu and planes.cu form the output -> after some tiles, partial
+//   sums to memory
 //
 // The low-pass bands, which the kernel has on chip, are written in float32 for levels past its own,
 // that of grad_output for those of the input gradient, too. Sums come out rotated by 180
 // degrees because grad_output is the operand with the halo; the kernel of finish.cu adds the
 // partial sums in a fixed order. Source: the adjoint law.
 #include "../launch.cuh"
-#include "planes.cuh"
+#include "planes_levels.cuh"
 #include "weight_grad_levels.cuh"
 
 namespace wtconv::cuda {
@@ -147,13 +149,14 @@ struct GradLaunch {
   BoxMap grad_output, input;
 };
 
-// G = 0: tiles of large planes; else G x G planes a tile.
-template <class T, int K, int G>
-__global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kBlocks)
+// G = 0: tiles of large planes; else G x G planes a tile. kBoth: with the input gradient.
+template <class T, int K, int G, bool kBoth>
+__global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G, kBoth>::kBlocks)
     patch_weight_grad_kernel(const __grid_constant__ GradLaunch launch) {
-  using M = GradMemory<sizeof(T), K, G>;
+  using M = GradMemory<sizeof(T), K, G, kBoth>;
   using WG = typename M::WG;
   using WX = typename M::WX;
+  using Own = typename WG::ThreadPatch;
   const PatchGradLaunch& p = launch.gradients;
   extern __shared__ __align__(128) unsigned char shared[];
   T* grad = reinterpret_cast<T*>(shared);
@@ -164,6 +167,7 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
   float* input_dense = reinterpret_cast<float*>(shared + M::kInputDense);
   float* exchange = reinterpret_cast<float*>(shared + M::kExchange);
   uint64_t* barrier = reinterpret_cast<uint64_t*>(shared + M::kBarrier);
+  float* weights = reinterpret_cast<float*>(shared + M::kWeights);
   if constexpr (G > 0) {
     clear(shared, M::kBytes);
   } else {
@@ -232,8 +236,34 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
     }
   };
 
+  // The input gradient at this thread's pixels, from what the operator's kernels have of a tile.
+  const auto finish_input = [&](PatchPixels<Own>& sum) {
+    PatchLevel1<Own> low = {};
+    if constexpr (M::kAllLevels) {
+      if (p.levels > 1) {
+        __syncthreads();  // the weight gradients' dense levels have been read
+        filter_deep_levels<typename M::P, K>(grad_bands, grad_dense, weights, p.levels, low);
+      }
+    }
+    add_level1<WG, K>(grad_bands, weights, low, sum);
+    const View& to = p.input_grad.output;
+    int item = at.item, y = patch_row<Own>(), x = patch_col<Own>();
+    if constexpr (G > 0) {
+      item = item * G * G + y / WG::cell(0) * G + x / WG::cell(0);
+      y %= WG::cell(0), x %= WG::cell(0);
+      if (item >= p.batch || y >= p.height) return;
+    } else {
+      y += at.y, x += at.x;
+    }
+    T* out = static_cast<T*>(to.data) + item * to.stride_b + tiles.channel * to.stride_c +
+             y * to.stride_y + x * to.stride_x;
+    store_patch<T>(p.input_grad, out, p.height - y, p.width - x, sum);
+  };
+
   wait_for_previous_grid();
   start();
+  if constexpr (kBoth)
+    load_taps<K, M::kLevels>(p.input_grad.params, tiles.channel, p.levels, weights);
 #pragma unroll 1
   for (int part = 0, n = 0; part < p.parts; ++part) {
     const int end = int(int64_t(tiles.count) * (part + 1) / p.parts);
@@ -249,6 +279,11 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
       analyse_pixels<WG>(grad, grad_bands);
       analyse_pixels<WX>(input, input_bands);
       if (p.base_wanted) correlate_pixels<WG, WX, T, K>(grad, input, sums.base);
+      PatchPixels<Own> sum;
+      if constexpr (kBoth) {
+        set_all(sum, 0);
+        base_path<WG, T, K>(grad, weights, sum);
+      }
       __syncthreads();
       if (n + 1 < tiles.count) {
         go_on();
@@ -259,6 +294,7 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
         sums.bias += store_lowpass<WG>(grad_bands, lowpass_planes(p.low_grad));
       if (p.low_input) store_lowpass<WX>(input_bands, lowpass_planes(p.low_input));
       if (p.levels > 1) sum_deep_levels();
+      if constexpr (kBoth) finish_input(sum);
     }
     if (part + 1 == p.parts) let_next_grid_start();
     const int64_t index =
@@ -268,10 +304,10 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G>::kB
   }
 }
 
-template <class T, int K, int G>
+template <class T, int K, int G, bool kBoth>
 const char* launch(const PatchGradLaunch& p, cudaStream_t stream) {
-  using M = GradMemory<sizeof(T), K, G>;
-  const auto kernel = &patch_weight_grad_kernel<T, K, G>;
+  using M = GradMemory<sizeof(T), K, G, kBoth>;
+  const auto kernel = &patch_weight_grad_kernel<T, K, G, kBoth>;
   GradLaunch launch{};
   launch.gradients = p;
   if constexpr (G == 0) {
@@ -292,7 +328,13 @@ const char* launch_patch_weight_grad(const PatchGradLaunch& p, DType activations
                                      cudaStream_t stream) {
   return dispatch_float(activations, [&](auto t) {
     return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
-      const auto run = [&](auto g) { return launch<decltype(t), k(), g()>(p, stream); };
+      const auto run = [&](auto g) {
+        if constexpr (kInputGradFits<sizeof(t), k(), g()>) {
+          if (p.input_wanted) return launch<decltype(t), k(), g(), true>(p, stream);
+        }
+        if (p.input_wanted) return "no kernel gives this input gradient with those of the weights";
+        return launch<decltype(t), k(), g(), false>(p, stream);
+      };
       if constexpr (sizeof(t) == 2) {
         return with_constant(PlaneCells(), p.cells, run);
       } else {

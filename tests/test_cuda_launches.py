@@ -1,0 +1,121 @@
+"""What backward passes launch: kernels for what is wanted, nothing else, by the profiler."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from layer_cases import make_layer
+from samples import Sample
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+pytestmark = [
+    pytest.mark.usefixtures("ops"),
+    pytest.mark.parametrize("device", ["cuda"]),
+]
+
+
+def launched(call: Callable[[], Any]) -> Counter[str]:
+    """Kernels of ours that a call launches: of the operator, of weight gradients, their sums."""
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        call()
+        torch.cuda.synchronize()
+    names = [event.name for event in trace.events() if event.device_type == DeviceType.CUDA]
+    kernels = [re.search(r"wtconv::.*?(\w+)_kernel", name) for name in names]
+    roles = {"finish": "sums", "lowpass": "low-pass", "wide_lowpass": "low-pass"}
+    return Counter(
+        "weights" if found[1].endswith("weight_grad") else roles.get(found[1], "operator")
+        for found in kernels
+        if found
+    )
+
+
+def backward(sample: Sample, device: str, dtype: torch.dtype, mask: list[bool]) -> Counter[str]:
+    arguments = sample.make(device, dtype)
+    grad_output = torch.randn(sample.input_shape, device=device).to(arguments[0])
+    if sample.layout == "channels_last":
+        grad_output = grad_output.contiguous(memory_format=torch.channels_last)
+    return launched(lambda: torch.ops.wtconv.fused_backward(grad_output, *arguments, mask))
+
+
+SMALL = Sample(7, 7, 2, kernel_size=5, channels=32, batch=4, layout="channels_last")
+PLANES = Sample(28, 28, 4, kernel_size=5, channels=4, batch=5)
+LARGE = Sample(130, 136, 1, kernel_size=5, channels=3)
+TILES = Sample(130, 136, 3, kernel_size=5, channels=3)
+SAMPLES = [
+    (SMALL, torch.float16),
+    (PLANES, torch.float16),
+    (LARGE, torch.float32),
+    (TILES, torch.float16),
+]
+SAMPLE = pytest.mark.parametrize(("sample", "dtype"), SAMPLES, ids=str)
+
+
+@pytest.mark.parametrize(
+    ("sample", "dtype", "kernels"),
+    [
+        # All gradients in one launch; their partial sums in another.
+        (PLANES, torch.float16, {"weights": 1, "sums": 1}),
+        (LARGE, torch.float32, {"weights": 1, "sums": 1}),
+        # All levels in one launch.
+        (SMALL, torch.float16, {"weights": 1, "sums": 1, "operator": 1}),
+        (LARGE, torch.float16, {"weights": 1, "sums": 1, "operator": 1}),
+        # Two levels and the third.
+        (TILES, torch.float16, {"weights": 2, "sums": 1, "operator": 1}),
+    ],
+    ids=str,
+)
+def test_all_gradients(
+    device: str, sample: Sample, dtype: torch.dtype, kernels: dict[str, int]
+) -> None:
+    mask = [sample.bias or i != 2 for i in range(4 + 2 * sample.levels)]
+    assert backward(sample, device, dtype, mask) == kernels
+
+
+@SAMPLE
+def test_frozen_parameters_cost_nothing(device: str, sample: Sample, dtype: torch.dtype) -> None:
+    mask = [True] + [False] * (3 + 2 * sample.levels)
+    assert backward(sample, device, dtype, mask) == {"operator": 1}
+
+
+@SAMPLE
+def test_first_layer_forms_no_input_gradient(
+    device: str, sample: Sample, dtype: torch.dtype
+) -> None:
+    mask = [False] + [sample.bias or i != 1 for i in range(3 + 2 * sample.levels)]
+    launches = 2 if sample is TILES else 1
+    assert backward(sample, device, dtype, mask) == {"weights": launches, "sums": 1}
+
+
+@SAMPLE
+def test_frozen_levels_are_not_summed(device: str, sample: Sample, dtype: torch.dtype) -> None:
+    mask = [False, True, sample.bias, True] + [False] * 2 * sample.levels
+    assert backward(sample, device, dtype, mask) == {"weights": 1, "sums": 1}
+
+
+@SAMPLE
+def test_nothing_wanted_launches_nothing(device: str, sample: Sample, dtype: torch.dtype) -> None:
+    assert not backward(sample, device, dtype, [False] * (4 + 2 * sample.levels))
+
+
+def test_layer_with_frozen_parameters(device: str) -> None:
+    layer = make_layer(3, 5, wt_levels=1).to(device)
+    x = torch.randn(2, 3, 130, 136, device=device, requires_grad=True)
+    output = layer(x)
+    grad = torch.randn_like(output)
+
+    def call() -> None:
+        output.backward(grad, retain_graph=True)
+
+    assert launched(call) == {"weights": 1, "sums": 1}
+    output = layer.requires_grad_(False)(x)
+    assert launched(call) == {"operator": 1}
+    output = layer.requires_grad_(True)(x.detach())
+    assert launched(call) == {"weights": 1, "sums": 1}
