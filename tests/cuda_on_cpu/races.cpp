@@ -78,6 +78,30 @@ const char* run_weight_grad(DType dtype, int levels, std::vector<T>& x, std::vec
                                   : launch_mma_weight_grad(p, dtype, nullptr);
 }
 
+// All gradients of whole planes in one launch, kCells x kCells to a tile, more than one tile.
+template <int kCells, int kLevels, class T>
+const char* run_all_gradients(DType dtype, T) {
+  constexpr int kSide = kPatchTile / kCells - 1, kArea = kSide * kSide;
+  constexpr int kItems = 2 * kCells * kCells + 1;
+  std::vector<T> x(kItems * kArea), y(x.size());
+  std::vector<float> partials(2 * sum_count(5, kLevels));
+  const std::vector<float> taps(4 * 25, 0.25f);
+  PatchGradLaunch p{};
+  p.input = p.grad_output = {x.data(), kArea, kArea, kSide, 1};
+  p.partials = partials.data();
+  p.batch = kItems, p.channels = 1, p.height = p.width = kSide, p.kernel_size = 5;
+  p.levels = kLevels, p.cells = kCells, p.tiles = 3, p.tiles_y = p.tiles_x = 1;
+  p.grad_bytes = p.input_bytes = int(sizeof(T));
+  p.splits = p.together = 1, p.parts = 2;
+  p.base_wanted = p.level_wanted = p.bias_wanted = p.input_wanted = true;
+  p.input_grad.params.dtype = DType::kFloat32;
+  for (int l = 0; l <= kLevels; ++l)
+    p.input_grad.params.weight[l] = p.input_grad.params.scale[l] = taps.data();
+  p.input_grad.output = {y.data(), kArea, kArea, kSide, 1};
+  p.input_grad.output_bytes = int(sizeof(T));
+  return launch_patch_weight_grad(p, dtype, nullptr);
+}
+
 // Planes of a group of channels, more than one to each block.
 template <int kGroup, int kSide, int kItems, class T>
 const char* run_group(DType dtype, T) {
@@ -162,6 +186,12 @@ int main(int count, char**) {
     if (!error) error = run_group<4, 33, 5>(DType::kFloat16, __half());
     if (!error) error = run_group<32, 5, 10>(DType::kFloat32, float());
     if (!error) error = run_group<32, 5, 10>(DType::kFloat16, __half());
+    if (!error) error = run_all_gradients<2, 4>(DType::kFloat32, float());
+    if (!error) error = run_all_gradients<4, 3>(DType::kFloat32, float());
+    if (!error) error = run_all_gradients<8, 2>(DType::kFloat32, float());
+    if (!error) error = run_all_gradients<2, 1>(DType::kFloat16, __half());
+    if (!error) error = run_all_gradients<2, 5>(DType::kFloat16, __half());
+    if (!error) error = run_all_gradients<8, 3>(DType::kFloat16, __half());
   }
   if (error) std::puts(error);
   return error ? 1 : 0;
