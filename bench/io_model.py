@@ -117,8 +117,9 @@ class Plane:
     """Square planes that a launch of ``csrc/cuda`` works on: x, or a low-pass band of it.
 
     Its choices are those of ``csrc/cuda/patch/choose.cpp`` (``tile/choose.cpp`` for large planes in
-    channels_last), on a GPU of compute capability 9.0, for kernels of 3x3 and 5x5, up to five
-    levels, and as many planes as fill a tile. Planes of less than 4x4 may differ; they are next to
+    channels_last), on a GPU of compute capability 9.0, for kernels of 3x3 and 5x5 (launches
+    that give the input gradient, too: of 5x5 alone), up to five levels, and as many planes as fill
+    a tile. Planes of less than 4x4 may differ; they are next to
     nothing.
     """
 
@@ -167,15 +168,15 @@ class Plane:
         return min(levels, 2 if self.tensor_cores or self.tile_kernel else 1)
 
     def gives_input_gradient(self, levels: int) -> bool:
-        """Whether the launch of the weight gradients of x gives the input gradient, too.
+        """Whether one launch gives the weight gradients of all ``levels`` and the input gradient.
 
-        With 5x5 taps.
+        With 5x5 taps (``kInputGradFits``).
         """
         if self.level > 0 or self.tensor_cores or self.gradient_levels(levels) < levels:
             return False
         if self.side > TILE:
             return not self.channels_last
-        # Of these, fewer blocks would run together.
+        # Sides of whole planes of which fewer blocks would run together with the input gradient.
         low, high = (33, TILE) if self.element_bytes == 4 else (9, 16)
         return self.whole and not low <= self.side <= high
 

@@ -199,7 +199,7 @@ def run_forward(
         input_bytes=max(case.bytes, size),
         output_bytes=max(output_bytes, size),
         # Behind the coarse levels; an input gradient, behind weight gradients; a low-pass band, but
-        # in groups of channels.
+        # not in groups of channels, which read before they wait.
         early=(case.coarse or case.rotate or band) and not (band and case.group),
         tensor_cores=case.mma or (case.dtype != F32 and case.cells == 0),
     )

@@ -85,7 +85,7 @@ def test_gradients_are_the_same_bits_again(device: str, sample: Sample, dtype: t
 def test_gradients_do_not_depend_on_what_else_is_wanted(
     device: str, sample: Sample, dtype: torch.dtype
 ) -> None:
-    """The input gradient takes a band that they leave, or comes from their launch."""
+    """The input gradient takes a band that the weight gradients leave, or their launch gives it."""
     arguments = with_grad(sample).make(device, dtype)
     grad_output = torch.randn(sample.input_shape, device=device).to(dtype)
     count = 4 + 2 * sample.levels
@@ -97,6 +97,8 @@ def test_gradients_do_not_depend_on_what_else_is_wanted(
     assert torch.equal(gradients([True] + [False] * (count - 1))[0], everything[0])
     weights = gradients([False] + [True] * (count - 1))
     assert all(torch.equal(a, b) for a, b in zip(weights[1:], everything[1:], strict=True))
+    base = gradients([False] + [True] * 3 + [False] * (count - 4))
+    assert all(torch.equal(a, b) for a, b in zip(base[1:4], everything[1:4], strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

@@ -133,8 +133,8 @@ def assert_legal_gradient(problem: Problem, device: str, choice: Choice) -> None
     if whole and problem.levels <= {1: 5, 2: 5, 4: 4, 8: 3}[launch.cells]:
         most = problem.levels
     if launch.group == 32 and longest <= 8 and problem.levels == 2:
-        fits = device == "sm_90" or problem.kernel_size < 7
-        most = 2 if fits else launch.levels
+        large = longest >= 7 and problem.kernel_size == 7 and problem.element_bytes == 4
+        most = 1 if large and device == "sm_86" else 2
     assert_legal(problem, device, launch, most)
     assert launch.levels == most, problem
     held = DEVICES["sm_90"][2] // (launch.shared_bytes + 1024)
@@ -145,7 +145,9 @@ def assert_legal_gradient(problem: Problem, device: str, choice: Choice) -> None
         assert choice.grad_blocks == 3, problem
         assert held >= 3, problem
     if choice.input_grad:
-        assert launch.levels == problem.levels, problem
+        own = choice.forward
+        assert launch.levels == own.levels == problem.levels, problem
+        assert (own.cells, own.group, own.tensor_cores) == (launch.cells, 0, 0), problem
         assert not launch.group, problem
         assert not tensor_cores, problem
     assert 1 <= choice.splits <= launch.tiles, problem

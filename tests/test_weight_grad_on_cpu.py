@@ -211,25 +211,32 @@ def finish(
     return result
 
 
-@pytest.mark.parametrize("case", GRADIENTS, ids=str)
-def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> None:
-    torch.manual_seed(0)
-    size, levels = case.dtype.itemsize, case.levels
-    params = Parameters(case.shape[1], case.kernel, levels, F32, case.base)
+def place(case: Gradient) -> tuple[Placed, Placed, emulator.PatchGradLaunch, torch.Tensor]:
+    """The input, grad_output and the launch of a case, and room for its partial sums."""
+    size = case.dtype.itemsize
     grad_bytes = size if case.last and not case.group else max(case.grad_bytes, size)
     units = [16 // size if case.aligned else max(1, n // size) for n in (case.bytes, grad_bytes)]
     x = Placed(torch.randn(case.shape) + 0.5, case.dtype, units[0], case.last_input)
     g = Placed(torch.randn(case.shape) + 0.25, case.dtype, units[1], case.last)
-    launch = grad_launch(x.tensor, g.tensor, case.kernel, levels, case.cells, case.group)
-    slots = (1 + 4 * levels) * case.kernel**2 + 1
+    launch = grad_launch(x.tensor, g.tensor, case.kernel, case.levels, case.cells, case.group)
+    slots = (1 + 4 * case.levels) * case.kernel**2 + 1
     partials = torch.full((case.shape[1], case.splits * case.parts, slots), torch.nan)
     launch.partials = partials.data_ptr()
-    low = LowpassBands(case)
-    if case.low:
-        low.give(launch)
     launch.input_bytes, launch.grad_bytes = max(case.bytes, size), grad_bytes
     launch.splits, launch.parts = case.splits, case.parts
     launch.together = min(case.splits, 2)
+    return x, g, launch, partials
+
+
+@pytest.mark.parametrize("case", GRADIENTS, ids=str)
+def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> None:
+    torch.manual_seed(0)
+    levels = case.levels
+    params = Parameters(case.shape[1], case.kernel, levels, F32, case.base)
+    x, g, launch, partials = place(case)
+    low = LowpassBands(case)
+    if case.low:
+        low.give(launch)
     launch.base_wanted = launch.bias_wanted = case.base
     launch.level_wanted, launch.early = case.level, case.early
     if case.early:
@@ -239,7 +246,7 @@ def test_weight_gradients_are_the_adjoint(kernels: Emulator, case: Gradient) -> 
     # The sums of the first level stand for four times as much.
     factors = [1, 4] + [1] * (levels - 1)
     sums = [
-        emulator.LevelSums(partials.data_ptr(), partials.shape[1], slots, first, factor)
+        emulator.LevelSums(partials.data_ptr(), *partials.shape[1:], first, factor)
         for first, factor in zip(first_sums(case.kernel, levels), factors, strict=True)
     ]
     kernels.write_late(partials)
@@ -268,30 +275,19 @@ def test_input_gradient_comes_with_them(kernels: Emulator, case: Gradient) -> No
     if not kernels.gives_input_grad(case.dtype, case.kernel, case.cells):
         pytest.skip("a launch of its own gives it: fewer blocks of both would run together")
     torch.manual_seed(0)
-    size, levels = case.dtype.itemsize, case.levels
-    params = Parameters(case.shape[1], case.kernel, levels, F32)
-    grad_bytes = size if case.last else max(case.grad_bytes, size)
-    units = [16 // size if case.aligned else max(1, n // size) for n in (case.bytes, grad_bytes)]
-    x = Placed(torch.randn(case.shape) + 0.5, case.dtype, units[0], case.last_input)
-    g = Placed(torch.randn(case.shape) + 0.25, case.dtype, units[1], case.last)
-    launch = grad_launch(x.tensor, g.tensor, case.kernel, levels, case.cells)
-    slots = (1 + 4 * levels) * case.kernel**2 + 1
-    partials = [
-        torch.full((case.shape[1], case.splits * case.parts, slots), torch.nan) for _ in "ab"
-    ]
-    launch.input_bytes, launch.grad_bytes = max(case.bytes, size), grad_bytes
-    launch.splits, launch.parts = case.splits, case.parts
-    launch.together = min(case.splits, 2)
-    launch.partials = partials[0].data_ptr()
+    size = case.dtype.itemsize
+    params = Parameters(case.shape[1], case.kernel, case.levels, F32)
+    x, g, launch, alone = place(case)
     kernels.run("weight_grad", launch, case.dtype, case.bulk_copies)
     out = Placed(torch.full(case.shape, torch.nan), case.dtype, max(1, case.bytes // size))
-    launch.partials = partials[1].data_ptr()
+    partials = torch.full_like(alone, torch.nan)
+    launch.partials = partials.data_ptr()
     launch.input_wanted = True
     launch.input_grad.params = params.raw(rotate=True, bias=False)
     launch.input_grad.output = View.of(out.tensor)
     launch.input_grad.output_bytes = max(case.bytes, size)
     kernels.run("weight_grad", launch, case.dtype, case.bulk_copies)
-    assert torch.equal(*partials)
+    assert torch.equal(partials, alone)
     leaf = x.tensor.double().requires_grad_()
     (expected,) = torch.autograd.grad(apply(leaf, params.leaves()), leaf, g.tensor.double())
     assert relative_error(out.tensor, expected) < FORWARD_TOLERANCE[case.dtype]

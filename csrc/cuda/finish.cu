@@ -24,7 +24,8 @@ __device__ __forceinline__ void write(void* data, DType dtype, int64_t i, double
   }
 }
 
-constexpr int kThreads = 128, kBlocks = 10;  // of a multiprocessor
+constexpr int kThreads = 128;
+constexpr int kBlocks = 10;  // of a multiprocessor: more of them wait for memory together
 
 // One warp per (channel, slot): eq. foldgrad on the sum of the partial sums. A lane takes a tap;
 // that after the last tap of the base path, the bias.

@@ -2,7 +2,7 @@
 // mirrored padding; the weight gradients come from one more pass over grad_output and input, and
 // over low-pass bands of both for the levels past its own. That pass is the first, because the
 // operator's deep levels take the band of grad_output that it leaves; or it is the only one, and
-// gives the input gradient, too (patch/choose.h).
+// gives the input gradient, too (kInputGradFits, patch/layout.h).
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ class WeightGradient {
     if (wanted_.input) operator_levels_ = call_.launch_levels(grad_output, 0, true);
     add_levels(grad_output, input, 0);
     finish();
-    return gave_input_;
+    return gave_input_grad_;
   }
 
   // Gives `call` the low-pass band of grad_output that was formed on the way.
@@ -113,7 +113,11 @@ class WeightGradient {
     const bool channels_last =
         choice.group > 0 && !hands_on_planes(problem.kernel_size, choice.group);
     const DType low_dtype = tensor_cores ? input.dtype : DType::kFloat32;
-    if (deeper || taken) {
+    // The bias comes from that band wherever there are levels past these: its bits do not depend on
+    // what else is wanted.
+    const bool sums_bias =
+        tensor_cores && launch.bias_wanted && first_level + levels < call_.levels();
+    if (deeper || taken || sums_bias) {
       low_grad = call_.allocate_lowpass(grad_output, down, low_dtype, channels_last);
       launch.low_grad = low_grad.first.mutable_data_ptr();
     }
@@ -129,7 +133,7 @@ class WeightGradient {
     }
     if (choice.input_grad) {
       const Plane to = (*input_grad_)();
-      launch.input_wanted = gave_input_ = true;
+      launch.input_wanted = gave_input_grad_ = true;
       launch.input_grad = {call_.parameters(0, levels, true), to.view, access_bytes(to)};
     }
     launch.early = call_.started;
@@ -223,8 +227,8 @@ class WeightGradient {
   int operator_levels_ = 0;        // that the first launch of the input gradient takes
   std::pair<Tensor, Plane> low_grad_;
   int low_levels_ = 0;
-  const Output* input_grad_ = nullptr;
-  bool gave_input_ = false;
+  const Output* input_grad_ = nullptr;  // allocates it
+  bool gave_input_grad_ = false;
 };
 
 Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Tensor& base_weight,
@@ -250,13 +254,13 @@ Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Ten
       out.input = allocate_input_gradient(input, wanted);
       return {output_view(out.input), dtype, height, width, in.channels_last};
     };
-    bool done = false;
+    bool has_input_grad = false;
     if (wanted.any_sum) {
       WeightGradient sums(call, wanted, out);
-      done = sums.run(grad, in, allocate_gradient);
+      has_input_grad = sums.run(grad, in, allocate_gradient);
       sums.give_lowpass(call);
     }
-    if (wanted.input && !done) call.run_operator(grad, allocate_gradient, 0, true);
+    if (wanted.input && !has_input_grad) call.run_operator(grad, allocate_gradient, 0, true);
   }
   return out.tuple();
 }

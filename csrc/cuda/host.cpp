@@ -243,6 +243,7 @@ void Call::run_patches(const Plane& input, const Output& output, int first_level
   const Tensor coarse = add_coarse_levels(launch, input, first_level, choice.levels, adjoint);
   set_output(launch, output());
   const int multiprocessors = device_properties(device).multiprocessors;
+  // Groups of channels read their input at once: not a band of this call.
   launch.early = started && (choice.group == 0 || first_level == 0);
   launched(launch_patch_operator(launch, input.dtype, multiprocessors, stream));
 }

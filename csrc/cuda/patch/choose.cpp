@@ -127,12 +127,13 @@ GroupGradMemory group_grad_memory(const Problem& p, const PatchChoice& choice) {
   return {p.height, p.width, p.kernel_size, choice.levels, p.element_bytes, choice.group};
 }
 
-// Whether a launch of weight gradients gives the input gradient as well: where it takes all levels
-// and as many of its blocks run together. It has the bits of the operator's own launch, which has
-// the same form: they do not depend on what else is wanted.
+// Whether a launch of weight gradients gives the input gradient as well: where it takes all levels,
+// and a multiprocessor holds as many of its blocks as without. Only in the form of the operator's
+// own launch, so that the bits do not depend on what else is wanted.
 bool gives_input_grad(const Problem& p, const PatchChoice& choice, const PatchChoice& own) {
   if (choice.levels < p.levels || choice.group > 0 || choice.tensor_cores) return false;
-  if (own.levels < p.levels || own.cells != choice.cells) return false;
+  if (own.levels < p.levels || own.cells != choice.cells || own.group > 0 || own.tensor_cores)
+    return false;
   return with_element(p.element_bytes, [&](auto element) {
     return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
       return with_constant(GradCells(), choice.cells,

@@ -12,16 +12,17 @@ struct PatchChoice {
   int cells;      // planes of a tile on each side, all levels on chip; 0: tiles of a large plane
   int group = 0;  // channels of a block, a channels_last plane a tile; 0: one channel
   bool tensor_cores = false;
-  bool input_grad = false;  // of weight gradients: that of the input by the same launch
+  bool input_grad = false;  // of weight gradients: the launch gives the input gradient, too
 };
 PatchChoice choose_patch(const Problem& problem, const Device& device);
 // Planes of a tile on each side where they are a low-pass band `down` levels below an input of
 // `input_element_bytes`, in rows of 16-byte pieces, and its kernel can form them; else 0.
 int choose_lowpass_cells(const Problem& band, int down, int input_element_bytes,
                          const Device& device);
-// The base path and the first level, of large planes of half types and the smallest channels_last
-// planes two, of other planes that fit a tile all; or the tile kernel. `input_wanted`: the input
-// gradient of these levels is wanted, too.
+// The base path and the first level; of half types in NCHW larger than half a tile the first two;
+// of channels_last planes of at most 8 x 8 both where there are two; of other planes that fit a
+// tile all, but for groups of channels and 7 x 7 taps. No level: the tile kernel. `input_wanted`:
+// the input gradient is wanted of the same levels; `input_grad` says whether the launch gives it.
 PatchChoice choose_patch_grad(const Problem& problem, const Device& device, bool input_wanted);
 
 // Shared memory that a block of the forward or weight-gradient kernel takes.

@@ -35,9 +35,9 @@ constexpr int grad_threads(int group) { return group <= 8 ? 256 : 128; }
 constexpr bool hands_on_planes(int kernel_size, int group) {
   return kernel_size <= kMostForAllLevels && group < largest(Groups());
 }
-// Levels that the weight-gradient kernel takes: the two of planes of at most 8 x 8, which have few
-// coefficients of the second (64x768x7x7 float16 L=2 on an H200: the backward in 0.085 ms, with a
-// launch for each level 0.100 ms).
+// Levels that the weight-gradient kernel takes: one; both of planes of at most 8 x 8 where there
+// are two, since level 2 has few coefficients (64x768x7x7 float16 L=2 on an H200: the backward in
+// 0.085 ms, with a launch for each level 0.100 ms).
 constexpr int group_grad_levels(int group, int longest, int levels) {
   return group == largest(Groups()) && longest <= 8 && levels == 2 ? 2 : 1;
 }

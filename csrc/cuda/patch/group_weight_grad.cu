@@ -1,5 +1,5 @@
-// The weight gradients of channels_last planes of at most a tile: the base path and one level in
-// one pass over both tensors, a lane a channel (group_forward.cu).
+// The weight gradients of channels_last planes of at most a tile: the base path and one level, of
+// the smallest two, in one pass over both tensors, a lane a channel (group_forward.cu).
 //
 //   copy both windows -> level 1 of both, the base path's taps -> the next copies start; a quarter
 //   of the threads sums the taps of each band, of the smallest planes level 2, too -> after some
@@ -57,8 +57,8 @@ __device__ __forceinline__ float lanes_sum(float value) {
   return value;
 }
 
-// Level 2 of planes that have at most 2 x 2 coefficients of it, from LL of level 1: of the taps
-// there are products for the middle one and those next to it.
+// Level 2 of planes with at most 2 x 2 coefficients of it, from LL of level 1. Only the 3 x 3 taps
+// in the middle meet two of them; the gradients of the others are zero.
 constexpr int kMiddle = 3;
 
 // A coefficient of a band of level 2.

@@ -172,12 +172,12 @@ struct LowpassPlanesMemory {
 // barrier of large planes. Levels past the first are dense, [band][row][col] of the tile, and lie
 // in place of the high-pass bands of level 1 of the input, which has no zeros around them.
 //
-// kBoth: with the input gradient, whose bands are those of the operator on whole planes; its dense
-// levels come in place of those of the weight gradients.
-template <int kElement, int K, int G, bool kBoth = false>
+// kInputGrad: with the input gradient, whose bands are those of the operator on whole planes; its
+// dense levels come in place of those of the weight gradients, the operator's scaled taps last.
+template <int kElement, int K, int G, bool kInputGrad = false>
 struct GradMemory {
   using P = PlanesMemory<kElement, K, G == 0 ? 1 : G>;
-  using WG = std::conditional_t<kBoth && G != 0, typename P::W, Window<kElement, K / 2, 1, G>>;
+  using WG = std::conditional_t<kInputGrad && G != 0, typename P::W, Window<kElement, K / 2, 1, G>>;
   using WX = Window<kElement, 0, 1, G>;
   // All levels of whole planes; but 7 x 7 taps are more sums than there are registers.
   static constexpr bool kAllLevels = G > 0 && K <= kMostForAllLevels;
@@ -194,22 +194,23 @@ struct GradMemory {
   static constexpr int kExchange = kInputBands + WX::kFloats * 4;
   static_assert(!kAllLevels || kInputDense + kDenseFloats * 4 <= kExchange);
   static constexpr int kBarrier = kExchange + kPatchThreads / 32 * (K * K + 1) * 4;
-  static_assert(!kBoth || !kAllLevels || kGradDense + P::kDenseFloats * 4 <= kExchange);
+  static_assert(!kInputGrad || !kAllLevels || kGradDense + P::kDenseFloats * 4 <= kExchange);
   static constexpr int kWeights = kBarrier + (G > 0 ? 0 : 16);
-  static constexpr int kBytes = kWeights + (kBoth ? weight_floats(K, kLevels) * 4 : 0);
+  static constexpr int kBytes = kWeights + (kInputGrad ? weight_floats(K, kLevels) * 4 : 0);
   // Registers leave room for three blocks, without the input gradient for four.
-  static constexpr int kBlocks = blocks_of(kBytes, kBoth ? 3 : 4);
+  static constexpr int kBlocks = blocks_of(kBytes, kInputGrad ? 3 : 4);
 };
 
-// Whether the kernel of the weight gradients gives the input gradient, too: where as many of its
-// blocks run together. On an H200, the whole backward in one launch and in two, in ms:
+// Whether the kernel of the weight gradients gives the input gradient, too: where a multiprocessor
+// holds as many of its blocks as without. On an H200, NCHW, K = 5, the whole backward in ms, the
+// input gradient by that launch and by one of its own:
 //
-//                                    one    two
+//                                  that    own
 //   8x32x128x128 float32 L=1       0.039  0.043
 //   8x64x512x512 float32 L=1       0.803  0.802
 //   64x192x28x28 float16 L=4       0.155  0.167
 //   64x768x7x7 float16 L=2         0.100  0.107
-//   with fewer blocks together
+//   and with fewer blocks
 //   64x96x56x56 float32 L=5        0.315  0.270
 //   64x384x14x14 float16 L=3       0.118  0.089
 template <int kElement, int K, int G>

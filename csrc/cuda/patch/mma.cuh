@@ -70,8 +70,9 @@ constexpr BoxShape window_box() {
   return {W::pitch(0), W::cells(0), W::cell(0), false};
 }
 
-// The box of kCount that this thread starts, or none past them: every warp starts as many, since
-// its lanes do so one after the other, and the others wait for it at the next barrier.
+// The box, of kCount, that this thread starts; from kCount on, none. They are spread over the
+// warps: the lanes of a warp start theirs one after the other, and all wait for the slowest warp at
+// the next barrier.
 template <int kCount>
 __device__ __forceinline__ int box_of_thread() {
   constexpr int kOfWarp = ceil_div(kCount, kPatchThreads / 32);
@@ -112,9 +113,9 @@ struct ColumnSums {
 // Forms the low-pass band of level kLevel + 1 from that of kLevel (0: the pixels), `factor` times
 // the sum of four values. Row r comes from rows 2r and 2r + 1, column c from columns 2c and 2c + 1:
 // 16 rows and 8 columns are two products with the matrix that adds neighbouring columns.
-// kTogether: products of a warp that overlap, no branch between them. All in the weight gradients
-// (8x64x512x512 float16 L=3 on an H200: the backward in 0.658 ms, one by one 0.678); in the
-// operator each of them (L=2: 0.218 ms, together 0.225).
+// kTogether: products of a warp whose loads and sums overlap. All in the weight gradients
+// (8x64x512x512 float16 L=3 on an H200: the backward in 0.658 ms, one by one 0.678); one by one in
+// the operator.
 template <class W, int kLevel, int kTogether>
 class FormLowpass {
   using P = LowpassProducts<W, kLevel>;

@@ -118,8 +118,8 @@ __device__ __forceinline__ void combine(const OutputFactors& factor, const float
     }
   }
 }
-// Adds what the levels past L do. Each sum is a term, not a part of one that is formed before the
-// products of the tile have covered the wait for memory.
+// Adds what the levels past L do, in one operation on each finished sum: nothing is left that could
+// be computed from `coarse` earlier, where it would wait for memory.
 template <int L>
 __device__ __forceinline__ void add_coarse(float factor, const float (&coarse)[8 >> L][2],
                                            float (&sum)[8][4]) {

@@ -37,8 +37,8 @@
 namespace wtconv::cuda {
 namespace {
 
-// What the levels past L add to LL of level L, at the coefficients of this lane's pixels. Nothing
-// is computed from it before the products of the tile have covered the wait for memory.
+// What the levels past L add to LL of level L, at the coefficients of this lane's pixels;
+// add_coarse() is the first to use it.
 template <int L>
 __device__ __forceinline__ void load_coarse(const PatchLaunch& p, const TileIndex& at,
                                             float (&coarse)[8 >> L][2]) {

@@ -223,7 +223,7 @@ __device__ __forceinline__ void write_taps(const float* filter, float scale, flo
 // `shared`.
 template <int K, int L>
 __device__ __forceinline__ void write_partials(const GradSums<K, L> (&sum)[L],
-                                               const float (&bias)[4], float low, float* shared,
+                                               const float (&bias)[4], float low_sum, float* shared,
                                                float* out) {
   using M = MmaGradMemory<K, L>;
   constexpr int kTaps = K * K, kWarps = kPatchThreads / 32;
@@ -233,7 +233,7 @@ __device__ __forceinline__ void write_partials(const GradSums<K, L> (&sum)[L],
   float value = bias[0] + bias[1];
   value += __shfl_xor_sync(~0u, value, 1);
   value += __shfl_xor_sync(~0u, value, 2);
-  value += (1 << L) * warp_sum(low);
+  value += (1 << L) * warp_sum(low_sum);  // 2^L times the coefficients are the pixels
   if (threadIdx.x % 32 == 0) biases[threadIdx.x / 32] = value;
   sum_filter<K, L, 0>(sum[0], shared, filters);
   if constexpr (L > 1) sum_filter<K, L, 1>(sum[1], shared, filters + 4 * M::kFilter);
@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
 #pragma unroll 1
   for (int part = 0; part < p.parts; ++part) {
     GradSums<K, L> sum[L] = {};
-    float bias[4] = {}, low = 0;
+    float bias[4] = {}, low_sum = 0;
 #pragma unroll 1
     for (const int end = int(int64_t(tiles.count) * (part + 1) / p.parts); n < end; ++n) {
       wait_for_copies();
@@ -325,7 +325,8 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
         form_grad(grad(n), 0.5f, low_grad);
       }
       if (p.low_grad)
-        low += store_lowpass<WG, L, 0>(grad(n), p, at, 1, p.low_grad, p.exact_low_grad);
+        low_sum += store_lowpass<WG, L, 0>(grad(n), p, at, 1, p.low_grad, p.exact_low_grad);
+      // Where the low-pass band is formed, its coefficients give the bias.
       if (p.bias_wanted && !p.low_grad) {
         add_products<K, L, 0, true>(input(n), grad(n), sum[0], bias);
       } else {
@@ -343,7 +344,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
     __syncthreads();
     if (n == tiles.count) let_next_grid_start();
     const int64_t block = int64_t(tiles.channel) * p.splits + blockIdx.x / p.channels;
-    write_partials<K, L>(sum, bias, low, reinterpret_cast<float*>(input(n - 1)),
+    write_partials<K, L>(sum, bias, low_sum, reinterpret_cast<float*>(input(n - 1)),
                          p.partials + (block * p.parts + part) * sum_count(K, L));
   }
 }

@@ -13,6 +13,8 @@
 //   those of a channels_last tensor         group_forward.cu   group_weight_grad.cu  group*
 //   and of these, half types of one tile    mma_group.cu       group_weight_grad.cu  mma*
 //
+// weight_grad.cu gives the input gradient, too, where kInputGradFits (layout.h).
+//
 // But on tensor cores (mma*) and in groups of channels, a thread computes a patch of 32 pixels from
 // its 8 coefficients of level 1 up.
 //
@@ -85,8 +87,8 @@ struct PatchLaunch {
   int group;                      // channels of a block, where cells = 1; 0: one channel
   int splits, together;           // blocks of a channel, or of a group; those that run at once
   int input_bytes, output_bytes;  // of one access
-  // May start before the kernel before it ends, one of the same call; in groups of channels it has
-  // not written the input.
+  // May start before the kernel before it ends, one of the same call (launch_kernel.cuh). Groups of
+  // channels read the input before they wait: only where no kernel of the call has written it.
   bool early;
   bool tensor_cores;  // half types: tiles of large planes, and planes of one tile
 };
@@ -99,7 +101,7 @@ struct LowpassPlanesLaunch {
   int down, input_height, input_width;
 };
 
-// The input gradient by the launch of the weight gradients, which has all levels.
+// The input gradient, where the launch of the weight gradients takes all levels and gives it, too.
 struct InputGradLaunch {
   RawParameters params;
   View output;
@@ -121,7 +123,7 @@ struct PatchGradLaunch {
   int cells, group, grad_bytes, input_bytes;  // as above
   int splits, together, parts;
   bool base_wanted, level_wanted, bias_wanted;
-  bool early;  // as above
+  bool early;  // as above; groups of channels never do
   bool input_wanted;
   InputGradLaunch input_grad;  // where that is wanted
 };

@@ -7,8 +7,8 @@
 //   bands are summed, of large planes by bulk copies where there are any -> every thread sums the
 //   base path's taps over its patch, level 1 of both into shared memory -> a warp sums the taps of
 //   a band -> of whole planes the same for the levels past it, which take the place of level 1 ->
-//   the input gradient, as forward.cu and planes.cu form the output -> after some tiles, partial
-//   sums to memory
+//   where wanted the input gradient, as forward.cu and planes.cu form y -> after some tiles,
+//   partial sums to memory
 //
 // The low-pass bands, which the kernel has on chip, are written in float32 for levels past its own,
 // that of grad_output for those of the input gradient, too. Sums come out rotated by 180
@@ -149,11 +149,30 @@ struct GradLaunch {
   BoxMap grad_output, input;
 };
 
-// G = 0: tiles of large planes; else G x G planes a tile. kBoth: with the input gradient.
-template <class T, int K, int G, bool kBoth>
-__global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G, kBoth>::kBlocks)
+// Stores the input gradient of a tile at this thread's pixels.
+template <class WG, int G, class T>
+__device__ __forceinline__ void store_input_grad(const PatchGradLaunch& p, const TileIndex& at,
+                                                 const PatchPixels<typename WG::ThreadPatch>& sum) {
+  using Own = typename WG::ThreadPatch;
+  const View& to = p.input_grad.output;
+  int item = at.item, y = patch_row<Own>(), x = patch_col<Own>();
+  if constexpr (G > 0) {
+    item = item * G * G + y / WG::cell(0) * G + x / WG::cell(0);
+    y %= WG::cell(0), x %= WG::cell(0);
+    if (item >= p.batch || y >= p.height) return;
+  } else {
+    y += at.y, x += at.x;
+  }
+  T* out = static_cast<T*>(to.data) + item * to.stride_b + at.channel * to.stride_c +
+           y * to.stride_y + x * to.stride_x;
+  store_patch<T>(p.input_grad, out, p.height - y, p.width - x, sum);
+}
+
+// G = 0: tiles of large planes; else G x G planes a tile. kInputGrad: with the input gradient.
+template <class T, int K, int G, bool kInputGrad>
+__global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G, kInputGrad>::kBlocks)
     patch_weight_grad_kernel(const __grid_constant__ GradLaunch launch) {
-  using M = GradMemory<sizeof(T), K, G, kBoth>;
+  using M = GradMemory<sizeof(T), K, G, kInputGrad>;
   using WG = typename M::WG;
   using WX = typename M::WX;
   using Own = typename WG::ThreadPatch;
@@ -236,7 +255,8 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G, kBo
     }
   };
 
-  // The input gradient at this thread's pixels, from what the operator's kernels have of a tile.
+  // Adds the wavelet path to `sum`, the base path at this thread's pixels, and stores the input
+  // gradient.
   const auto finish_input = [&](PatchPixels<Own>& sum) {
     PatchLevel1<Own> low = {};
     if constexpr (M::kAllLevels) {
@@ -246,23 +266,12 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G, kBo
       }
     }
     add_level1<WG, K>(grad_bands, weights, low, sum);
-    const View& to = p.input_grad.output;
-    int item = at.item, y = patch_row<Own>(), x = patch_col<Own>();
-    if constexpr (G > 0) {
-      item = item * G * G + y / WG::cell(0) * G + x / WG::cell(0);
-      y %= WG::cell(0), x %= WG::cell(0);
-      if (item >= p.batch || y >= p.height) return;
-    } else {
-      y += at.y, x += at.x;
-    }
-    T* out = static_cast<T*>(to.data) + item * to.stride_b + tiles.channel * to.stride_c +
-             y * to.stride_y + x * to.stride_x;
-    store_patch<T>(p.input_grad, out, p.height - y, p.width - x, sum);
+    store_input_grad<WG, G, T>(p, at, sum);
   };
 
   wait_for_previous_grid();
   start();
-  if constexpr (kBoth)
+  if constexpr (kInputGrad)
     load_taps<K, M::kLevels>(p.input_grad.params, tiles.channel, p.levels, weights);
 #pragma unroll 1
   for (int part = 0, n = 0; part < p.parts; ++part) {
@@ -280,7 +289,7 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G, kBo
       analyse_pixels<WX>(input, input_bands);
       if (p.base_wanted) correlate_pixels<WG, WX, T, K>(grad, input, sums.base);
       PatchPixels<Own> sum;
-      if constexpr (kBoth) {
+      if constexpr (kInputGrad) {
         set_all(sum, 0);
         base_path<WG, T, K>(grad, weights, sum);
       }
@@ -294,7 +303,7 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G, kBo
         sums.bias += store_lowpass<WG>(grad_bands, lowpass_planes(p.low_grad));
       if (p.low_input) store_lowpass<WX>(input_bands, lowpass_planes(p.low_input));
       if (p.levels > 1) sum_deep_levels();
-      if constexpr (kBoth) finish_input(sum);
+      if constexpr (kInputGrad) finish_input(sum);
     }
     if (part + 1 == p.parts) let_next_grid_start();
     const int64_t index =
@@ -304,10 +313,10 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G, kBo
   }
 }
 
-template <class T, int K, int G, bool kBoth>
+template <class T, int K, int G, bool kInputGrad>
 const char* launch(const PatchGradLaunch& p, cudaStream_t stream) {
-  using M = GradMemory<sizeof(T), K, G, kBoth>;
-  const auto kernel = &patch_weight_grad_kernel<T, K, G, kBoth>;
+  using M = GradMemory<sizeof(T), K, G, kInputGrad>;
+  const auto kernel = &patch_weight_grad_kernel<T, K, G, kInputGrad>;
   GradLaunch launch{};
   launch.gradients = p;
   if constexpr (G == 0) {
