@@ -113,16 +113,14 @@ struct ColumnSums {
 // Forms the low-pass band of level kLevel + 1 from that of kLevel (0: the pixels), `factor` times
 // the sum of four values. Row r comes from rows 2r and 2r + 1, column c from columns 2c and 2c + 1:
 // 16 rows and 8 columns are two products with the matrix that adds neighbouring columns.
-// kTogether: products of a warp whose loads and sums overlap. All in the weight gradients
-// (8x64x512x512 float16 L=3 on an H200: the backward in 0.658 ms, one by one 0.678); one by one in
-// the operator.
-template <class W, int kLevel, int kTogether>
+// The products of a warp overlap: loads and sums of all, then the stores (8x64x512x512 float16 L=3
+// on an H200: the backward in 0.658 ms, one by one 0.678).
+template <class W, int kLevel>
 class FormLowpass {
   using P = LowpassProducts<W, kLevel>;
   static constexpr int kNext = kLevel + 1, kCells = W::cells(kNext);
   static constexpr int kRows = P::kRows, kCols = W::cols(kNext);
   static constexpr bool kAligned = P::kWords == 1;
-  static constexpr int kBatch = kTogether < P::kOfWarp ? kTogether : P::kOfWarp;
   static_assert(W::cells(kLevel) == kCells, "a cell of the band is one of the finer");
   static_assert(W::size(kLevel) <= 1 << 16 && W::size(kNext) < 1 << 15, "places are half words");
 
@@ -187,30 +185,27 @@ class FormLowpass {
   template <class T>
   __device__ __forceinline__ void operator()(const T* fine, float factor, T* lowpass) const {
     const ColumnSums<T> columns(factor);
+    unsigned place[P::kOfWarp], further[P::kOfWarp] = {};
 #pragma unroll
-    for (int first = 0; first < P::kOfWarp; first += kBatch) {
-      unsigned place[kBatch], further[kBatch] = {};
-      float sum[kBatch][4] = {};
+    for (int n = 0; n < P::kOfWarp; ++n) {
+      const unsigned* words = places_ + n * P::kWords * kPatchThreads;
+      place[n] = words[0];
+      if (!kAligned) further[n] = words[kPatchThreads];
+    }
+    float sum[P::kOfWarp][4] = {};
 #pragma unroll
-      for (int u = 0; u < kBatch; ++u) {
-        const unsigned* words = places_ + (first + u) * P::kWords * kPatchThreads;
-        place[u] = first + u < P::kOfWarp ? words[0] : kNowhere << 16;
-        if (!kAligned && first + u < P::kOfWarp) further[u] = words[kPatchThreads];
-      }
+    for (int n = 0; n < P::kOfWarp; ++n) {
+      const bool all_have = (n + 1) * P::kWarps <= P::kProducts;
+      if (!all_have && int(threadIdx.x) / 32 + n * P::kWarps >= P::kProducts) break;
+      add_rows(fine, place[n], further[n], columns, sum[n]);
+    }
 #pragma unroll
-      for (int u = 0; u < kBatch; ++u) {
-        const int product = int(threadIdx.x) / 32 + (first + u) * P::kWarps;
-        if ((first + u + 1) * P::kWarps > P::kProducts && product >= P::kProducts) break;
-        add_rows(fine, place[u], further[u], columns, sum[u]);
-      }
-#pragma unroll
-      for (int u = 0; u < kBatch; ++u) {
-        const unsigned to = place[u] >> 16 & ~kTwice;
-        if (to == kNowhere) continue;
-        uint32_t* target = reinterpret_cast<uint32_t*>(lowpass + to);
-        target[0] = pack<T>(sum[u][0], sum[u][1]);
-        if (place[u] >> 16 & kTwice) target[4 * W::pitch(kNext)] = pack<T>(sum[u][2], sum[u][3]);
-      }
+    for (int n = 0; n < P::kOfWarp; ++n) {
+      const unsigned to = place[n] >> 16 & ~kTwice;
+      if (to == kNowhere) continue;
+      uint32_t* target = reinterpret_cast<uint32_t*>(lowpass + to);
+      target[0] = pack<T>(sum[n][0], sum[n][1]);
+      if (place[n] >> 16 & kTwice) target[4 * W::pitch(kNext)] = pack<T>(sum[n][2], sum[n][3]);
     }
   }
 };
@@ -219,8 +214,8 @@ class FormLowpass {
 struct FormNothing {
   __device__ __forceinline__ explicit FormNothing(unsigned char*) {}
 };
-template <bool kWanted, class W, int kLevel, int kTogether = 1>
-using FormLowpassIf = std::conditional_t<kWanted, FormLowpass<W, kLevel, kTogether>, FormNothing>;
+template <bool kWanted, class W, int kLevel>
+using FormLowpassIf = std::conditional_t<kWanted, FormLowpass<W, kLevel>, FormNothing>;
 
 // The taps of a channel with the bands crossed, in place: with S and its adjoint S^T of one level,
 // S^T (w * S x) at a pixel is 1/4 sum_s (+-) w_s x over the pixels of every coefficient, the sign

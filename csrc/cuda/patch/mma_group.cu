@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupMemory<K>::kTeams, 1)
 
   clear_group(all, shared, M::bytes(p.height, p.width));
   start(split);
-  const FormLowpass<W, 0, 1> form_level1(shared + M::kProducts, team == 0);
+  const FormLowpass<W, 0> form_level1(shared + M::kProducts, team == 0);
 #pragma unroll 1
   for (int round = 0; round < M::kRounds; ++round) {
     auto& taps = *reinterpret_cast<ChannelTaps<K, 2>*>(window);

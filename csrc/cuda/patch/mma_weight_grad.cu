@@ -301,9 +301,8 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
     fill_mma_window<WX, WX::kPiece, true>(p.input, p.input_bytes >= WX::kPiece, p, next, input(n));
     fill_mma_window<WG, WG::kPiece, false>(p.grad_output, p.grad_bytes == 16, p, next, grad(n));
   };
-  constexpr int kAll = INT32_MAX;
-  const FormLowpassIf<(L > 1), WX, 0, kAll> form_input(shared + M::kFormInput);
-  const FormLowpassIf<(L > 1), WG, 0, kAll> form_grad(shared + M::kFormGrad);
+  const FormLowpassIf<(L > 1), WX, 0> form_input(shared + M::kFormInput);
+  const FormLowpassIf<(L > 1), WG, 0> form_grad(shared + M::kFormGrad);
   wait_for_previous_grid();
   start(0);
   int n = 0;
