@@ -119,8 +119,7 @@ class Plane:
     Its choices are those of ``csrc/cuda/patch/choose.cpp`` (``tile/choose.cpp`` for large planes in
     channels_last), on a GPU of compute capability 9.0, for kernels of 3x3 and 5x5 (launches
     that give the input gradient, too: of 5x5 alone), up to five levels, and as many planes as fill
-    a tile. Planes of less than 4x4 may differ; they are next to
-    nothing.
+    a tile. Planes of less than 4x4 may differ; they are next to nothing.
     """
 
     side: int

@@ -124,12 +124,7 @@ const char* weight_grad(const PatchGradLaunch& p, DType dtype) {
 }
 
 bool gives_input_grad(int element_bytes, int kernel_size, int cells) {
-  return with_constant(Constants<2, 4>(), element_bytes, [&](auto element) {
-    return with_constant(PlaneKernelSizes(), kernel_size, [&](auto k) {
-      return with_constant(GradCells(), cells,
-                           [&](auto g) { return kInputGradFits<element(), k(), g()>; });
-    });
-  });
+  return input_grad_fits(element_bytes, kernel_size, cells);
 }
 
 const char* finish(const FinishLaunch& p, DType dtype) { return launch_finish(p, dtype, nullptr); }

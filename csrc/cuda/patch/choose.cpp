@@ -130,16 +130,13 @@ GroupGradMemory group_grad_memory(const Problem& p, const PatchChoice& choice) {
 // Whether a launch of weight gradients gives the input gradient as well: where it takes all levels,
 // and a multiprocessor holds as many of its blocks as without. Only in the form of the operator's
 // own launch, so that the bits do not depend on what else is wanted.
-bool gives_input_grad(const Problem& p, const PatchChoice& choice, const PatchChoice& own) {
-  if (choice.levels < p.levels || choice.group > 0 || choice.tensor_cores) return false;
-  if (own.levels < p.levels || own.cells != choice.cells || own.group > 0 || own.tensor_cores)
+bool gives_input_grad(const Problem& p, const PatchChoice& choice, const Device& device) {
+  if (choice.levels < p.levels || choice.group > 0 || choice.tensor_cores ||
+      !input_grad_fits(p.element_bytes, p.kernel_size, choice.cells)) {
     return false;
-  return with_element(p.element_bytes, [&](auto element) {
-    return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
-      return with_constant(GradCells(), choice.cells,
-                           [&](auto g) { return int(kInputGradFits<element(), k(), g()>); });
-    });
-  });
+  }
+  const PatchChoice own = choose_patch(p, device);
+  return own.levels == p.levels && own.cells == choice.cells && own.group == 0 && !own.tensor_cores;
 }
 
 }  // namespace
@@ -232,11 +229,10 @@ PatchChoice choose_patch_grad(const Problem& p, const Device& device, bool input
     choice.levels = p.levels <= most ? p.levels : 1;
   }
   while (choice.levels > 0 && bytes_of(choice) > device.shared_per_block) --choice.levels;
-  if (choice.levels == 0 || !input_wanted || !gives_input_grad(p, choice, choose_patch(p, device)))
-    return choice;
-  choice.input_grad = true;
-  choice.input_grad = bytes_of(choice) <= device.shared_per_block;
-  return choice;
+  if (choice.levels == 0 || !input_wanted || !gives_input_grad(p, choice, device)) return choice;
+  PatchChoice all = choice;
+  all.input_grad = true;
+  return bytes_of(all) <= device.shared_per_block ? all : choice;
 }
 
 int blocks_together(int channels, int splits, int slots) {

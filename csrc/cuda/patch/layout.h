@@ -216,5 +216,14 @@ struct GradMemory {
 template <int kElement, int K, int G>
 constexpr bool kInputGradFits =
     GradMemory<kElement, K, G, true>::kBlocks == GradMemory<kElement, K, G>::kBlocks;
+// The same of a kernel size that whole planes have, and of `cells` of GradCells.
+inline bool input_grad_fits(int element_bytes, int kernel_size, int cells) {
+  return with_constant(Constants<2, 4>(), element_bytes, [&](auto element) {
+    return with_constant(PlaneKernelSizes(), kernel_size, [&](auto k) {
+      return with_constant(GradCells(), cells,
+                           [&](auto g) { return kInputGradFits<element(), k(), g()>; });
+    });
+  });
+}
 
 }  // namespace wtconv::cuda
