@@ -117,9 +117,10 @@ class Plane:
     """Square planes that a launch of ``csrc/cuda`` works on: x, or a low-pass band of it.
 
     Its choices are those of ``csrc/cuda/patch/choose.cpp`` (``tile/choose.cpp`` for large planes in
-    channels_last), on a GPU of compute capability 9.0, for kernels of 3x3 and 5x5 (launches
-    that give the input gradient, too: of 5x5 alone), up to five levels, and as many planes as fill
-    a tile. Planes of less than 4x4 may differ; they are next to nothing.
+    channels_last), on a GPU of compute capability 9.0, for kernels of 3x3 and 5x5 (launches that
+    give the input gradient, too, and input gradients of three levels: of 5x5 alone), up to five
+    levels, and as many planes as fill a tile. Planes of less than 4x4 may differ; they are next to
+    nothing.
     """
 
     side: int
@@ -149,11 +150,15 @@ class Plane:
         """Whether the kernels of ``csrc/cuda/tile`` take it."""
         return self.channels_last and self.side > TILE
 
-    def operator_levels(self, levels: int) -> int:
-        """Levels that a launch of the operator takes where ``levels`` are left."""
+    def operator_levels(self, levels: int, input_gradient: bool = False) -> int:
+        """Levels that a launch of the operator takes where ``levels`` are left.
+
+        The first launch of an ``input_gradient`` leaves the third level to the band that the weight
+        gradients left.
+        """
         if self.side <= (2 * TILE if self.channels_last else TILE):
             return levels
-        three = not self.channels_last and levels == 3
+        three = not self.channels_last and levels == 3 and not input_gradient
         return min(levels, 3 if three else 2)
 
     def gradient_levels(self, levels: int) -> int:
@@ -201,15 +206,18 @@ class Plane:
         )
 
 
-def forward_stages(plane: Plane, levels: int, low_levels: int = 0) -> list[Stage]:
+def forward_stages(
+    plane: Plane, levels: int, low_levels: int = 0, input_gradient: bool = False
+) -> list[Stage]:
     """The launches of the operator on ``plane``.
 
     Args:
         plane: its input.
         levels: those of ``plane`` and past it.
         low_levels: levels down to a float32 low-pass band that is at hand, 0 for none.
+        input_gradient: whether ``plane`` is grad_output.
     """
-    taken = plane.operator_levels(levels)
+    taken = plane.operator_levels(levels, input_gradient)
     if taken == levels:
         return [Stage("tiles", plane.level, 2 * plane.size)]
     band = plane.band(taken)
@@ -263,7 +271,7 @@ def lowpass_at_hand(plane: Plane, levels: int) -> int:
     tensor cores their first, since the next ones are in the type of the tensors only; of whole
     planes that of their first level.
     """
-    most, down, band = plane.operator_levels(levels), 0, plane
+    most, down, band = plane.operator_levels(levels, input_gradient=True), 0, plane
     while most < levels:
         taken = band.gradient_levels(levels - down)
         left = 1 if band.whole else taken
@@ -285,7 +293,7 @@ def backward_stages(plane: Plane, levels: int) -> list[Stage]:
     if plane.gives_input_gradient(levels):
         return [Stage("all gradients", plane.level, 3 * plane.size)]
     low_levels = lowpass_at_hand(plane, levels)
-    operator = forward_stages(plane, levels, low_levels)
+    operator = forward_stages(plane, levels, low_levels, input_gradient=True)
     return weight_gradient_stages(plane, levels, low_levels) + [
         Stage(f"input gradient, {stage.name}", stage.level, stage.traffic) for stage in operator
     ]

@@ -157,9 +157,13 @@ TILES = [
     Forward((1, 1, 70, 72), 9, 1, F16, 0, 16, base=False),
     Forward((1, 1, 33, 35), 9, 2, F16, coarse=True),
     Forward((1, 2, 131, 136), 5, 3, F16, 0, 16, multiprocessors=2),
-    Forward((2, 1, 67, 75), 5, 3, F16, coarse=True, rotate=True),
-    Forward((1, 1, 130, 200), 3, 3, F16, 0, 16, coarse=True, half_parameters=True),
+    Forward((2, 1, 67, 75), 5, 3, F16, rotate=True),
+    Forward((1, 1, 130, 200), 3, 3, F16, 0, 16, half_parameters=True),
+    Forward((1, 1, 130, 72), 3, 2, BF16, 0, 16, coarse=True, half_parameters=True),
     Forward((1, 2, 36, 70), 3, 3, BF16, last=True, rotate=True),
+    Forward((2, 1, 67, 78), 5, 2, F16, 0, 4, coarse=True),
+    Forward((1, 2, 70, 134), 5, 3, BF16, 0, 4, rotate=True, multiprocessors=2),
+    Forward((1, 1, 66, 70), 7, 1, F16, 0, 8),
     Forward((2, 1, 70, 72), 5, 3, BF16, 0, 16, base=False),
 ]
 # Tiles by bulk copies: of rows that end within a piece, of the input or the output alone, and what
@@ -234,6 +238,14 @@ def test_forward_is_the_operator(kernels: Emulator, case: Forward) -> None:
     if case.coarse:
         expected = expected + raised(coarse.double(), height, width, case.levels)
     assert relative_error(y, expected) < FORWARD_TOLERANCE[case.dtype]
+
+
+@pytest.mark.parametrize("levels", [1, 3])
+def test_tensor_cores_read_deeper_levels_at_two_alone(kernels: Emulator, levels: int) -> None:
+    case = Forward((1, 1, 66, 72), 5, levels, F16, 0, 16, coarse=True)
+    coarse = torch.randn(1, 1, -(-66 >> levels), -(-72 >> levels))
+    with pytest.raises(RuntimeError, match="no such patch kernel"):
+        run_forward(kernels, case, Parameters(1, 5, levels, F32), torch.randn(case.shape), coarse)
 
 
 def test_gradients_that_the_half_type_holds_do_not_overflow_at_one_level(kernels: Emulator) -> None:

@@ -113,9 +113,9 @@ def test_roofline_bound_meets_at_the_ridge_and_agrees_with_the_time() -> None:
         assert machine.shortest_ms(flops, moved) == pytest.approx(flops / rate)
 
 
-# One line in, one line out: levels of a launch of the operator and of the weight gradients; whether
-# one launch takes all levels past the former and forms their band; whether the latter is the tile
-# kernel's, leaves bands in channels_last, gives the input gradient.
+# One line in, one line out: levels of a launch of the operator, as the input gradient, and of the
+# weight gradients; whether one launch takes all levels past the first and forms their band; whether
+# the last is the tile kernel's, leaves bands in channels_last, gives the input gradient.
 CHOICES = r"""
 #include <cstdio>
 #include "patch/choose.h"
@@ -144,7 +144,12 @@ int main() {
     const bool whole_pieces = side * p.element_bytes % 16 == 0;
     const bool fused = band.levels > 0 && !channels_last && whole_pieces &&
                        choose_lowpass_cells(band, levels, p.element_bytes, d) > 0;
-    printf("%d %d %d %d %d %d\n", levels, grad_levels, fused, tile_kernel, stays, grad.input_grad);
+    Problem adjoint = p;
+    adjoint.adjoint = adjoint.band_left = true;
+    int adjoint_levels = choose_patch(adjoint, d).levels;
+    if (adjoint_levels == 0) adjoint_levels = choose_tile(adjoint, d).levels;
+    printf("%d %d %d %d ", levels, adjoint_levels, grad_levels, fused);
+    printf("%d %d %d\n", tile_kernel, stays, grad.input_grad);
   }
 }
 """
@@ -163,7 +168,7 @@ def test_levels_of_a_launch_are_those_that_the_kernels_choose(tmp_path: Path) ->
     assert done.stderr == ""  # undefined behaviour
     chosen = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
     for case, choice in zip(cases, chosen, strict=True):
-        taken, grad_taken, fused, tile_kernel, stays, input_grad = choice
+        taken, adjoint_taken, grad_taken, fused, tile_kernel, stays, input_grad = choice
         side, element_bytes, channels_last, levels, kernel_size = case
         plane = Plane(side, element_bytes, channels_last)
         assert plane.operator_levels(levels) == taken, case
@@ -172,6 +177,7 @@ def test_levels_of_a_launch_are_those_that_the_kernels_choose(tmp_path: Path) ->
             assert plane.tile_kernel == bool(tile_kernel), case
         assert plane.hands_on_channels_last == bool(stays), case
         if kernel_size == 5:
+            assert plane.operator_levels(levels, input_gradient=True) == adjoint_taken, case
             assert plane.gives_input_gradient(levels) == bool(input_grad), case
         deeper = taken < levels
         assert (deeper and plane.has_lowpass_on_chip(taken)) == bool(fused), case
@@ -255,20 +261,21 @@ def test_whole_planes_leave_the_operator_the_band_of_their_first_level() -> None
 
 
 def test_input_gradient_takes_the_low_pass_band_of_the_weight_gradients() -> None:
-    def input_gradient(plane: Plane) -> list[tuple[int, Fraction]]:
-        stages = backward_stages(plane, 5)
+    def input_gradient(plane: Plane, levels: int = 5) -> list[tuple[int, Fraction]]:
+        stages = backward_stages(plane, levels)
         return [(s.level, s.traffic) for s in stages if s.name.startswith("input gradient")]
 
     # The band two levels down, in float32: of float32 that of the second launch.
     assert input_gradient(Plane(256, 4)) == [(2, 2 * Fraction(1, 16)), (0, 2 + Fraction(1, 16))]
     assert input_gradient(Plane(256, 2)) == [(2, 2 * Fraction(2, 16)), (0, 2 + Fraction(2, 16))]
+    assert input_gradient(Plane(256, 2), 3) == input_gradient(Plane(256, 2))
     # Planes on chip have no level past their launch.
     assert input_gradient(Plane(64, 4)) == [(0, Fraction(2))]
 
 
 @pytest.mark.parametrize(
     ("element_bytes", "levels", "moved"),
-    [(4, 1, 5), (4, 3, 7.25), (4, 5, 8.5625), (2, 1, 6), (2, 3, 6.25), (2, 5, 8.015625)],
+    [(4, 1, 5), (4, 3, 7.4375), (4, 5, 8.5625), (2, 1, 6), (2, 3, 6.75), (2, 5, 8.015625)],
 )
 def test_training_step_of_a_large_plane(element_bytes: int, levels: int, moved: float) -> None:
     # Compulsory in float32 with one level; else grad_output is read twice: 6 N and the bands.

@@ -38,6 +38,8 @@ TILES = [
     Sample(64, 65, 2, kernel_size=5, batch=3, bias=False),
     Sample(300, 264, 5, kernel_size=5, channels=1, batch=1),  # whose low-pass band is a large plane
 ]
+# Enough tiles on any GPU for the input gradient to leave its third level to a low-pass band.
+MANY_TILES = Sample(130, 200, 3, kernel_size=5, channels=88, batch=2)
 LAYOUTS = ["contiguous", "channels_last", "offset", "sliced"]
 
 
@@ -86,6 +88,21 @@ def test_gradients_do_not_depend_on_what_else_is_wanted(
     device: str, sample: Sample, dtype: torch.dtype
 ) -> None:
     """The input gradient takes a band that the weight gradients leave, or their launch gives it."""
+    assert_independent_of_the_mask(device, sample, dtype)
+
+
+@pytest.mark.parametrize("device", ["cuda"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_three_levels_of_many_tiles(device: str, dtype: torch.dtype) -> None:
+    """The input gradient takes the third level from a band, whether or not it is left for it."""
+    assert_independent_of_the_mask(device, MANY_TILES, dtype)
+    for i, (ours, same, exact) in enumerate(
+        zip(*ours_same_exact(MANY_TILES, device, dtype), strict=True)
+    ):
+        assert_within_budget(ours, same, exact, f"result {i}")
+
+
+def assert_independent_of_the_mask(device: str, sample: Sample, dtype: torch.dtype) -> None:
     arguments = with_grad(sample).make(device, dtype)
     grad_output = torch.randn(sample.input_shape, device=device).to(dtype)
     count = 4 + 2 * sample.levels
@@ -97,8 +114,12 @@ def test_gradients_do_not_depend_on_what_else_is_wanted(
     assert torch.equal(gradients([True] + [False] * (count - 1))[0], everything[0])
     weights = gradients([False] + [True] * (count - 1))
     assert all(torch.equal(a, b) for a, b in zip(weights[1:], everything[1:], strict=True))
-    base = gradients([False] + [True] * 3 + [False] * (count - 4))
-    assert all(torch.equal(a, b) for a, b in zip(base[1:4], everything[1:4], strict=True))
+    for input_wanted in (False, True):
+        base = gradients([input_wanted] + [True] * 3 + [False] * (count - 4))
+        first = 0 if input_wanted else 1
+        assert all(
+            torch.equal(a, b) for a, b in zip(base[first:4], everything[first:4], strict=True)
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

@@ -14,7 +14,8 @@ from launch_choice import CUDA, DEVICES, Problem, build
 
 TILE = 64
 
-# One line in, one line out: forward and weight gradient, each levels, cells, group, tensor cores or
+# One line in, one line out: levels of the input gradient's first launch; forward and weight
+# gradient, each levels, cells, group, tensor cores or
 # not, bytes, tiles; blocks of the latter in a multiprocessor, splits among them, partial sums of a
 # block; cells of a low-pass band two levels below float32, and three below half types and float32.
 CHOICES = r"""
@@ -33,6 +34,9 @@ int main() {
     p.batch = batch;
     p.channels_last = channels_last;
     const PatchChoice f = choose_patch(p, d), g = choose_patch_grad(p, d, true);
+    Problem adjoint = p;
+    adjoint.adjoint = adjoint.band_left = true;
+    printf("%d ", choose_patch(adjoint, d).levels);
     printf("%d %d %d %d %d %d ", f.levels, f.cells, f.group, f.tensor_cores,
            f.levels ? patch_bytes(p, f) : 0, f.levels ? patch_tiles(p, f) : 0);
     const int tiles = g.levels ? patch_tiles(p, g) : 0;
@@ -59,6 +63,7 @@ class Launch(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
+    input_levels: int
     forward: Launch
     grad: Launch
     input_grad: int
@@ -85,7 +90,7 @@ def choose(driver: Path, device: str, problems: list[Problem]) -> list[Choice]:
     assert done.returncode == 0
     assert done.stderr == ""  # undefined behaviour
     rows = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
-    return [Choice(Launch(*row[:6]), Launch(*row[6:12]), *row[12:]) for row in rows]
+    return [Choice(row[0], Launch(*row[1:7]), Launch(*row[7:13]), *row[13:]) for row in rows]
 
 
 def tiles_of(problem: Problem, cells: int) -> int:
@@ -120,6 +125,8 @@ def assert_legal(problem: Problem, device: str, launch: Launch, most: int) -> No
     deepest = 3 if problem.kernel_size <= 5 else 2
     assert longest > TILE or problem.element_bytes == 2, problem
     assert launch.levels <= deepest, problem
+    if problem.element_bytes == 2 and launch.levels < most:
+        assert launch.levels == 2, problem  # no other kernel on tensor cores reads deeper levels
     if device == "sm_90" and problem.element_bytes == 2 and most > 1:
         assert launch.levels == (min(most, deepest) if most == 3 else 2), problem
 
@@ -208,6 +215,25 @@ def test_tensor_cores_take_planes_of_a_tile_with_all_their_levels(driver: Path) 
             if fits:
                 assert launch.levels == problem.levels, problem
                 assert launch.group == (8 if last else 0), problem
+
+
+def test_input_gradient_of_three_levels_leaves_the_third_to_a_band_that_is_left(
+    driver: Path,
+) -> None:
+    """Of large planes, 5x5, where enough tiles pay for the launches more; else as the operator."""
+    multiprocessors = DEVICES["sm_90"][0]
+    problems = [
+        Problem(batch, channels, 130, width, kernel, levels, 4, element, last)
+        for batch, channels, width, kernel, levels, element, last in itertools.product(
+            (1, 8), (29, 30, 64), (56, 128, 320), (3, 5, 7), range(1, 5), (2, 4), (0, 1)
+        )
+    ]
+    for problem, choice in zip(problems, choose(driver, "sm_90", problems), strict=True):
+        launch = choice.forward
+        enough = launch.tiles * problem.channels >= 16 * multiprocessors
+        leaves = launch.levels == 3 and launch.cells == 0 and problem.kernel_size == 5 and enough
+        assert choice.input_levels == (2 if leaves else launch.levels), problem
+    assert {choice.input_levels for choice in choose(driver, "sm_90", problems)} >= {0, 1, 2, 3}
 
 
 # Channels, tiles of each, slots and most tiles of a block in; splits without and with that limit.

@@ -82,6 +82,8 @@ GRADIENTS = [
     Gradient((2, 7, 35, 61), 7, BF16, 1, 2, 2, 2, 1, True, 4, True),
     Gradient((2, 4, 40, 64), 5, F16, 1, 2, 8, 1, 1, True, 4, False),
     Gradient((1, 1, 72, 80), 5, F16, 0, 16, 16, parts=3, levels=2),
+    Gradient((2, 1, 67, 74), 5, F16, 0, 4, 4, splits=2, levels=2),
+    Gradient((1, 2, 66, 76), 7, BF16, 0, 4, 8, parts=2, levels=2),
     Gradient((2, 2, 67, 75), 5, F16, 0, splits=3, parts=2, levels=2),
     Gradient((2, 1, 65, 80), 5, BF16, 0, 8, 16, splits=2, last=True, low=False, levels=2),
     Gradient((2, 1, 69, 74), 3, F16, 0, 2, 2, splits=2, levels=2),

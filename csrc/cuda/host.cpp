@@ -102,7 +102,8 @@ Problem Call::problem(const Plane& input, int first_level, bool adjoint) const {
           accumulates_in_double(input.dtype) ? 8 : 4,
           element_bytes(input.dtype),
           input.channels_last,
-          adjoint};
+          adjoint,
+          adjoint && first_level == 0};
 }
 
 std::pair<Tensor, Plane> Call::allocate_lowpass(const Plane& input, int levels, DType dtype,

@@ -62,6 +62,21 @@ PatchChoice choose_planes(const Problem& p, const Device& device, int slots) {
   return can && (pixels * 4 >= computed || p.channels * tiles <= slots) ? choice : PatchChoice{};
 }
 
+// Whether the input gradient of three levels takes two on chip and the band that is left for the
+// third. The choice is the same where no weight gradients are wanted, so that the bits are, too. On
+// an H200, NCHW, in ms, the whole backward with the band and without, then no weight gradients:
+//
+//   8x64x512x512 float16 K=5   0.582  0.616   0.330  0.299
+//   8x64x256x256 float32 K=5   0.306  0.320   0.170  0.152
+//   and not taken
+//   8x64x512x512 float32 K=3   0.902  0.897   0.511  0.377
+//   8x32x128x128 float16 K=5   0.048  0.046   0.023  0.018
+bool leaves_third_level(const Problem& p, const Device& device) {
+  constexpr int kLeastTiles = 16;  // of a multiprocessor: two more launches pay
+  const int64_t tiles = p.batch * p.channels * tiles_across(p.height) * tiles_across(p.width);
+  return p.band_left && p.kernel_size == 5 && tiles >= kLeastTiles * device.multiprocessors;
+}
+
 // `group`: channels of a block, where it fits. `bytes_of`: shared memory that a block of a choice
 // takes.
 template <class Bytes>
@@ -97,8 +112,11 @@ PatchChoice choose(const Problem& p, const Device& device, int group, int slots,
   // for it alone, but that pass serves all levels past two (8x64x256x256 on an H100, float32: L=3
   // 0.183 ms; L=5 in two levels and the pass 0.216, in three 0.314 ms; 8x128x512x512 float16 on an
   // H200, L=5: 0.83 and 0.86 ms).
-  const bool three = p.levels == 3 && p.kernel_size <= kMostForThreeLevels;
+  const bool three =
+      p.levels == 3 && p.kernel_size <= kMostForThreeLevels && !leaves_third_level(p, device);
   for (int levels = three ? largest(TileLevels()) : std::min(p.levels, 2); levels > 0; --levels) {
+    // On tensor cores the kernel of two levels alone reads what deeper ones reconstruct.
+    if (tensor_cores && levels < p.levels && levels != 2) continue;
     const PatchChoice choice{levels, 0, 0, tensor_cores};
     if (patch_bytes(p, choice) <= device.shared_per_block) return choice;
   }
@@ -151,7 +169,7 @@ int patch_bytes(const Problem& p, const PatchChoice& choice) {
   }
   if (choice.tensor_cores && choice.cells > 0) {
     return with_constant(PlaneKernelSizes(), p.kernel_size,
-                         [&](auto k) { return MmaMemory<k(), 2, true>::kBytes; });
+                         [&](auto k) { return MmaMemory<k(), 2, Past::kOnChip>::kBytes; });
   }
   return with_element(p.element_bytes, [&](auto element) {
     if (choice.cells == 0) {

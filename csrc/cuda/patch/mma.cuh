@@ -46,21 +46,33 @@ __device__ __forceinline__ void fill_pieces(const T* corner, const View& view, c
   }
 }
 
-// Starts to copy the window of a tile, zero outside the plane, in pieces of kBytes where the tensor
-// is aligned to them.
+// Starts to copy the window of a tile, zero outside the plane, in pieces of kBytes, or else of four
+// bytes, where the tensor has accesses of as many `bytes`; single elements are copied at once.
 template <class W, int kBytes, bool kCached, class T, class Launch>
-__device__ __forceinline__ void fill_mma_window(const View& view, bool aligned, const Launch& p,
+__device__ __forceinline__ void fill_mma_window(const View& view, int bytes, const Launch& p,
                                                 const TileIndex& at, T* pixels) {
   const int y = at.y - W::halo(0), x = at.x - W::lead(0);
   const T* corner = static_cast<const T*>(view.data) + at.item * view.stride_b +
                     at.channel * view.stride_c + y * view.stride_y + x * view.stride_x;
-  if (aligned) return fill_pieces<W, kBytes, kCached>(corner, view, p, y, x, pixels);
-  for (int i = threadIdx.x; i < W::rows(0) * W::cols(0); i += kPatchThreads) {
-    const int row = i / W::cols(0), col = i % W::cols(0);
-    const bool inside =
-        unsigned(y + row) < unsigned(p.height) && unsigned(x + col) < unsigned(p.width);
-    pixels[W::template row_at<0>(row) + col] =
-        inside ? corner[row * view.stride_y + col * view.stride_x] : narrow<T>(0.0f);
+  if (bytes >= kBytes) return fill_pieces<W, kBytes, kCached>(corner, view, p, y, x, pixels);
+  // f(target, source, whether it is inside the plane) of every kElements of a row.
+  const auto for_each = [&](auto elements, auto f) {
+    constexpr int kElements = decltype(elements)(), kPieces = W::cols(0) / kElements;
+    constexpr int kUnrolled = kElements == 1 ? 2 : 1;  // with more, registers spill
+#pragma unroll kUnrolled
+    for (int i = threadIdx.x; i < W::rows(0) * kPieces; i += kPatchThreads) {
+      const int row = i / kPieces, col = i % kPieces * kElements;
+      f(pixels + W::template row_at<0>(row) + col,
+        corner + row * view.stride_y + col * view.stride_x,
+        unsigned(y + row) < unsigned(p.height) && unsigned(x + col) < unsigned(p.width));
+    }
+  };
+  if (bytes >= 4) {
+    for_each(std::integral_constant<int, 2>(),
+             [](T* to, const T* from, bool inside) { copy_async<4>(to, from, inside); });
+  } else {
+    for_each(std::integral_constant<int, 1>(),
+             [](T* to, const T* from, bool inside) { *to = inside ? *from : narrow<T>(0.0f); });
   }
 }
 

@@ -8,10 +8,39 @@ namespace wtconv::cuda {
 
 constexpr int kWarpCols = 16;  // pixels of a warp along x
 
+// The taps of a level, row by row: read from shared memory when they are wanted, or kept in
+// registers.
+template <class W>
+class SharedTaps {
+  const uint32_t* fragments_;
+
+ public:
+  __device__ __forceinline__ explicit SharedTaps(const uint32_t* fragments)
+      : fragments_(fragments) {}
+  __device__ __forceinline__ TapRow<W::kGroups> row(int i) const {
+    TapRow<W::kGroups> taps;
+    taps.template load<W::kRows>(fragments_, i);
+    return taps;
+  }
+};
+template <class W>
+class HeldTaps {
+  TapRow<W::kGroups> rows_[W::kRows];
+
+ public:
+  __device__ __forceinline__ explicit HeldTaps(const uint32_t* fragments) {
+#pragma unroll
+    for (int i = 0; i < W::kRows; ++i) rows_[i].template load<W::kRows>(fragments, i);
+  }
+  __device__ __forceinline__ const TapRow<W::kGroups>& row(int i) const { return rows_[i]; }
+};
+template <class W, bool kHeld>
+using TapsOf = std::conditional_t<kHeld, HeldTaps<W>, SharedTaps<W>>;
+
 // sum[f] += rows f of the cells of this warp's columns: elements 0, 1 of the lane's pixels 2t and
 // 2t + 1, elements 2, 3 of the pixels 8 further.
-template <class W, class T>
-__device__ __forceinline__ void filter_pixels(const T* pixels, const uint32_t* fragments,
+template <class W, class T, class Taps>
+__device__ __forceinline__ void filter_pixels(const T* pixels, const Taps& taps,
                                               float (&sum)[8][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const T* corner = pixels + W::first_col(0) + warp * kWarpCols;
@@ -35,39 +64,41 @@ __device__ __forceinline__ void filter_pixels(const T* pixels, const uint32_t* f
 #pragma unroll
     for (int i = parity; i < W::kRows; i += 2) {
       load(i + 6);
-      TapRow<W::kGroups> taps;
-      taps.template load<W::kRows>(fragments, i);
+      const TapRow<W::kGroups> row = taps.row(i);
 #pragma unroll
-      for (int f = 0; f < 8; ++f) taps.template apply<T>(sum[f], in[i + f / 2 * 2], f % 2);
+      for (int f = 0; f < 8; ++f) row.template apply<T>(sum[f], in[i + f / 2 * 2], f % 2);
     }
   }
 }
 
 // sum[p][2 b + h] += row 4 g + 2 b + p of level 1 of this lane, column t + 4 h of this warp.
-template <class W, class T>
-__device__ __forceinline__ void filter_level1(const T* lowpass, const uint32_t* fragments,
+template <class W, class T, class Taps>
+__device__ __forceinline__ void filter_level1(const T* lowpass, const Taps& taps,
                                               float (&sum)[2][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const T* cell = lowpass + lane % 8 * W::pitch(1) + W::first_col(1) + warp * kWarpCols / 2;
-  // Rows g + 8 of a product are two rows below rows g: in the same cell, or in the next one.
-  const int below = lane / 8 % 2;
-  const T* from[2] = {cell + below * 2 * W::group(1),
-                      cell + below * (W::pitch(1) - 2 * W::group(1))};
-  InputRow<W::kGroups> in[W::kRows];
-  const auto load = [&](int i) {
-    const int r = W::first_row(1) + i;
-    const T* row = from[r % 4 / 2] + W::template row_at<1>(r);
-    load_matrices(row + lane / 16 * 8, in[i].first);
-    if constexpr (W::kGroups > 2) load_matrices(row + 16, in[i].rest);
+  // Two rows of a cell at once: matrices (first, second row) x (first, second group).
+  constexpr int kFirst = W::first_row(1), kPairs = W::kRows / 2 + 1;
+  static_assert(kFirst % 2 == 0 && W::kRows % 2 == 0, "no pair of rows crosses two cells");
+  const T* corner = lowpass + lane % 8 * W::pitch(1) + lane / 8 % 2 * W::group(1) +
+                    W::first_col(1) + warp * kWarpCols / 2;
+  uint32_t first[kPairs][4], rest[kPairs][2] = {};
+  const auto load = [&](int pair) {
+    const T* rows = corner + W::template row_at<1>(kFirst + 2 * pair);
+    load_matrices(rows + lane / 16 * 8, first[pair]);
+    if constexpr (W::kGroups > 2) load_matrices(rows + 16, rest[pair]);
   };
   load(0);
 #pragma unroll
   for (int i = 0; i < W::kRows; ++i) {
-    if (i + 1 < W::kRows) load(i + 1);
-    TapRow<W::kGroups> taps;
-    taps.template load<W::kRows>(fragments, i);
+    const int n = i / 2, odd = i % 2;
+    if (!odd) load(n + 1);
+    // Rows g + 8 of a product are two rows below rows g.
+    const InputRow<W::kGroups> in{
+        {first[n][odd], first[n + 1][odd], first[n][odd + 2], first[n + 1][odd + 2]},
+        {rest[n][odd], rest[n + 1][odd]}};
+    const TapRow<W::kGroups> row = taps.row(i);
 #pragma unroll
-    for (int p = 0; p < 2; ++p) taps.template apply<T>(sum[p], in[i], p);
+    for (int p = 0; p < 2; ++p) row.template apply<T>(sum[p], in, p);
   }
 }
 

@@ -132,7 +132,7 @@ class TileCopies {
       if (threadIdx.x == 0) expect_bytes(barrier(), window_bytes<W>());
       load_window<W>(launch_.input, at, window(n), barrier());
     } else {
-      fill_mma_window<W, 16, M::kCached>(p.input, p.input_bytes == 16, p, at, window(n));
+      fill_mma_window<W, 16, M::kCached>(p.input, p.input_bytes, p, at, window(n));
     }
   }
   // Others see the window behind a barrier.
@@ -160,13 +160,12 @@ class TileCopies {
   __device__ __forceinline__ void wait_for_store() const { wait_for_box_reads(); }
 };
 
-// `kDeep`: of planes of one tile, whose levels past L are computed here, too.
-template <class T, int K, int L, bool kDeep>
-__global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kDeep>::kBlocks)
+template <class T, int K, int L, Past kPast>
+__global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kPast>::kBlocks)
     mma_forward_kernel(const __grid_constant__ MmaForwardLaunch launch) {
   using W = MmaWindow<K, L>;
-  using M = MmaMemory<K, L, kDeep>;
-  static_assert(!kDeep || L == 2);
+  using M = MmaMemory<K, L, kPast>;
+  static_assert(kPast == Past::kNone || L == 2);
   const PatchLaunch& p = launch.patches;
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& taps = *reinterpret_cast<ChannelTaps<K, L>*>(shared + M::kTaps);
@@ -184,7 +183,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kDeep>::kBlocks
   copies.start_window(0, at);
   const FormLowpassIf<(L > 1), W, 0> form_level1(shared + M::products(1));
   const FormLowpassIf<(L > 2), W, 1> form_level2(shared + M::products(2));
-  if constexpr (kDeep) {
+  if constexpr (M::kDeep) {
     read_all_taps(p.params, tiles.channel, p.levels, taps, floats(M::kDeepTaps));
   } else {
     read_taps(p.params, tiles.channel, taps);
@@ -193,6 +192,9 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kDeep>::kBlocks
   form_fragments<W, T, K, L, 0>(taps, fragments(0));
   if constexpr (L > 1) form_fragments<W, T, K, L, 1>(taps, fragments(1));
   if constexpr (L > 2) form_fragments<W, T, K, L, 2>(taps, fragments(2));
+  if constexpr (M::holds(1)) __syncthreads();
+  const TapsOf<W, M::holds(0)> pixel_taps(fragments(0));
+  const TapsOf<W, M::holds(1)> level1_taps(fragments(L > 1));
 #pragma unroll 1
   for (int n = 0;; ++n) {
     if (n < tiles.count) copies.wait_for_window(n);
@@ -215,33 +217,31 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kDeep>::kBlocks
     copies.wait_for_store();
     __syncthreads();
     if constexpr (L > 2) form_level2(band(1), average, band(2));
-    if constexpr (kDeep) {
+    if constexpr (M::kDeep) {
       filter_deep<W, K>(band(1), raise, p.levels, floats(M::kDeepTaps), floats(M::kRaw),
                         floats(M::kFiltered));
     }
-    if constexpr (L > 1) filter_level1<W>(band(1), fragments(1), low1);
+    if constexpr (L > 1) filter_level1<W>(band(1), level1_taps, low1);
     if constexpr (L > 2) {
       __syncthreads();
       filter_level2<W>(band(2), fragments(2), low2);
     }
-    if constexpr (kDeep) {
+    if constexpr (M::kDeep) {
       __syncthreads();
       synthesise_deep<K>(floats(M::kFiltered), p.levels, coarse);
-    } else if constexpr (L > 1) {
-      if (p.coarse) {
-        wait_for_previous_grid();
-        load_coarse<L>(p, at, coarse);
-      }
+    } else if constexpr (kPast == Past::kRead) {
+      wait_for_previous_grid();
+      load_coarse<L>(p, at, coarse);
     }
-    filter_pixels<W>(pixels, fragments(0), sum);
+    filter_pixels<W>(pixels, pixel_taps, sum);
     const OutputFactors factors{taps.bias, taps.factor[0],
                                 L > 1 ? raise * taps.factor[L > 1 ? 1 : 0] : 0,
                                 L > 2 ? raise * raise * taps.factor[L > 2 ? 2 : 0] : 0};
     combine<L>(factors, low1, low2, sum);
-    if constexpr (kDeep) {
+    if constexpr (M::kDeep) {
       add_coarse<L>(1, coarse, sum);
-    } else if constexpr (L > 1) {
-      if (p.coarse) add_coarse<L>(kLowpassFactor<L>, coarse, sum);
+    } else if constexpr (kPast == Past::kRead) {
+      add_coarse<L>(kLowpassFactor<L>, coarse, sum);
     }
     stage_outputs(sum, copies.outputs());
     copies.commit_outputs();
@@ -249,12 +249,12 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kDeep>::kBlocks
   copies.wait_for_store();
 }
 
-template <class T, int K, int L, bool kDeep = false>
+template <class T, int K, int L, Past kPast = Past::kNone>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
-  using M = MmaMemory<K, L, kDeep>;
+  using M = MmaMemory<K, L, kPast>;
   // No more shared memory than that: what copies of the other kind share stays in the L1 cache.
   constexpr int kOfMultiprocessor = shared_of_blocks(M::kBlocks, M::kBytes);
-  const auto kernel = &mma_forward_kernel<T, K, L, kDeep>;
+  const auto kernel = &mma_forward_kernel<T, K, L, kPast>;
   MmaForwardLaunch launch{};
   launch.patches = p;
   share_tiles(launch.patches, M::kBlocks * multiprocessors);
@@ -277,10 +277,12 @@ const char* launch_mma_forward(const PatchLaunch& p, DType activations, int mult
   const auto run = [&](auto t) {
     if (p.cells > 0) {
       return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
-        return launch<decltype(t), k(), 2, true>(p, multiprocessors, stream);
+        return launch<decltype(t), k(), 2, Past::kOnChip>(p, multiprocessors, stream);
       });
     }
     return with_constant(PatchKernelSizes(), p.kernel_size, [&](auto k) {
+      if (p.coarse && p.levels != 2) return "no such patch kernel";
+      if (p.coarse) return launch<decltype(t), k(), 2, Past::kRead>(p, multiprocessors, stream);
       return with_constant(TileLevels(), p.levels, [&](auto l) -> const char* {
         if constexpr (k() > kMostForThreeLevels && l() == 3) {
           return "no such patch kernel";

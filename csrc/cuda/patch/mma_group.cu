@@ -168,10 +168,10 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupMemory<K>::kTeams, 1)
       filter_deep<W, K>(lowpass, raise, p.levels,
                         reinterpret_cast<const float*>(channel + M::kDeepTaps), raw, filtered);
     }
-    if (p.levels > 1) filter_level1<W>(lowpass, fragments(1), low1);
+    if (p.levels > 1) filter_level1<W>(lowpass, SharedTaps<W>(fragments(1)), low1);
     sync_team<kPatchThreads>(team);
     synthesise_deep<K>(filtered, p.levels, coarse);
-    filter_pixels<W>(window, fragments(0), sum);
+    filter_pixels<W>(window, SharedTaps<W>(fragments(0)), sum);
     const auto factors = *reinterpret_cast<const Vector<float, 4>*>(channel + M::kFactors);
     combine<2>({factors.lane[0], factors.lane[1], raise * factors.lane[2], 0}, low1, {}, sum);
     if (p.levels > 2) add_coarse<2>(1, coarse, sum);

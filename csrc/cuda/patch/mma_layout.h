@@ -108,12 +108,16 @@ struct DeepMemory {
   static constexpr int kTaps = (slot_count(kLevels) - slot_count(2)) * tap_floats(K) * 4;
 };
 
+// The levels past the L of a tile: there are none, what they reconstruct is read, or they are
+// computed here, where planes have one tile.
+enum class Past { kNone, kRead, kOnChip };
+
 // Shared memory of a block, in bytes: two windows, low-pass bands, outputs, the fragments of each
-// level, taps, and with `kDeep` the levels past 2 of a plane: those before their filter in place of
-// the outputs.
-template <int K, int L, bool kDeep = false>
+// level, taps, and of levels past 2 on chip those before their filter in place of the outputs.
+template <int K, int L, Past kPast = Past::kNone>
 struct MmaMemory {
   using W = MmaWindow<K, L>;
+  static constexpr bool kDeep = kPast == Past::kOnChip;
   static constexpr int kWindow = W::size(0) * 2;
   static constexpr int band(int level) {
     return level == 1 ? 2 * kWindow : band(level - 1) + W::size(level - 1) * 2;
@@ -133,8 +137,17 @@ struct MmaMemory {
   static constexpr int kFiltered = kBarrier + 16 + lowpass_bytes<W, L - 1>();
   static constexpr int kDeepTaps = kFiltered + (kDeep ? DeepMemory<K>::kFiltered : 0);
   static constexpr int kBytes = kDeepTaps + (kDeep ? DeepMemory<K>::kTaps : 0);
-  static constexpr int kBlocks =
-      blocks_of(kBytes, L == 1 || (L == 2 && K <= 5) ? 4 : 3);  // memory decides past these
+  // The taps of levels kFirstHeld and 1 stay in registers, of which a multiprocessor has enough for
+  // three blocks then. On an H200, float16, K = 5, in ms, and with all read from shared memory:
+  //
+  //   8x64x512x512 L=2   0.207  0.215  (four blocks)
+  //   8x64x512x512 L=3   0.298  0.307  (those of level 1 held)
+  //   64x96x56x56 L=5    0.071  0.073  (four blocks)
+  //   8x64x512x512 L=5   0.360  0.337  (four blocks, which hide the wait for what is read)
+  static constexpr int kFirstHeld = K > 5 || L == 1 || kPast == Past::kRead ? 2 : L == 2 ? 0 : 1;
+  static constexpr bool holds(int level) { return kFirstHeld <= level; }
+  static constexpr int kBlocks =  // memory decides past these
+      blocks_of(kBytes, L == 1 || (L == 2 && K <= 5 && !holds(0)) ? 4 : 3);
   // Whether other copies go through the L1 cache, where a tile finds what its window shares with
   // one of another block. Worth 11 % in small windows (8xCxHxW float16 on an H100, mean over C = 32
   // to 128 and H = 128 to 512, K = 5, L = 1: 0.066 ms for 0.074); larger ones on their way leave no

@@ -92,7 +92,11 @@ __device__ __forceinline__ void add_products(const T* input, const T* grad, Grad
   constexpr int kSecond = kOperands == 1 ? 0 : M::kParities == 2 ? 1 : 2;
   const int f = share.parity + lane / 16 * kSecond;
   const T* g = grad + f * WG::group(kLevel) + lane % 16 * WG::pitch(kLevel) + column;
-#pragma unroll 1
+  // At two levels all steps at once: a step's loads overlap the products before. (8x64x512x512
+  // float16 K = 5 on an H200: 0.291 ms, step by step 0.300. At one level registers spill: 0.197 ms,
+  // step by step 0.189.)
+  constexpr int kUnrolled = L == 1 ? 1 : kColumns / 8;
+#pragma unroll kUnrolled
   for (int c = 0; c < kColumns; c += 8) {
     uint32_t out[kOperands][4];  // every second: two operands
 #pragma unroll
@@ -298,8 +302,8 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
   const TileIndex step(p, tiles.channel, tiles.step);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
   const auto start = [&](int n) {
-    fill_mma_window<WX, WX::kPiece, true>(p.input, p.input_bytes >= WX::kPiece, p, next, input(n));
-    fill_mma_window<WG, WG::kPiece, false>(p.grad_output, p.grad_bytes == 16, p, next, grad(n));
+    fill_mma_window<WX, WX::kPiece, true>(p.input, p.input_bytes, p, next, input(n));
+    fill_mma_window<WG, WG::kPiece, false>(p.grad_output, p.grad_bytes, p, next, grad(n));
   };
   const FormLowpassIf<(L > 1), WX, 0> form_input(shared + M::kFormInput);
   const FormLowpassIf<(L > 1), WG, 0> form_grad(shared + M::kFormGrad);
