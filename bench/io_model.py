@@ -25,6 +25,9 @@ from fractions import Fraction
 COMPULSORY = {"forward": 2, "training": 5}
 #: Pixels of a tile of ``csrc/cuda`` on each side.
 TILE = 64
+#: Tiles from which the input gradient of three levels leaves the third to a band: 16 for each of
+#: the 132 multiprocessors of an H100 or H200.
+MANY_TILES = 16 * 132
 #: Largest channels_last plane of which a block of the weight gradients has all levels, of 5x5 taps.
 LARGEST_GRAD_PLANE = 88
 #: Side of the largest float32 plane in channels_last of which that of the patch kernels holds a
@@ -127,6 +130,7 @@ class Plane:
     element_bytes: int
     channels_last: bool = False
     level: int = 0  # levels below x
+    many: bool = True  # they have MANY_TILES or more
     size: Fraction = Fraction(1)  # in units of N
 
     @property
@@ -153,12 +157,12 @@ class Plane:
     def operator_levels(self, levels: int, input_gradient: bool = False) -> int:
         """Levels that a launch of the operator takes where ``levels`` are left.
 
-        The first launch of an ``input_gradient`` leaves the third level to the band that the weight
-        gradients left.
+        The first launch of an ``input_gradient`` of ``many`` tiles leaves the third level to the
+        band that the weight gradients left.
         """
         if self.side <= (2 * TILE if self.channels_last else TILE):
             return levels
-        three = not self.channels_last and levels == 3 and not input_gradient
+        three = not self.channels_last and levels == 3 and not (input_gradient and self.many)
         return min(levels, 3 if three else 2)
 
     def gradient_levels(self, levels: int) -> int:

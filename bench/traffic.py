@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,8 @@ from bench import ncu
 from bench.cuda_run import DTYPES
 from bench.environment import gpu_line, output_of
 from bench.io_model import (
+    MANY_TILES,
+    TILE,
     Plane,
     Stage,
     backward_stages,
@@ -129,7 +132,10 @@ def models(
 ) -> dict[str, list[Stage]]:
     """The I/O models of a pass; of the backward pass there is only that of this package."""
     side = max(size.height, size.width)  # the models are of square planes
-    plane = Plane(side, DTYPES[dtype].itemsize, layout == "channels_last")
+    tiles = (
+        size.batch * size.channels * math.ceil(size.height / TILE) * math.ceil(size.width / TILE)
+    )
+    plane = Plane(side, DTYPES[dtype].itemsize, layout == "channels_last", many=tiles >= MANY_TILES)
     if direction == "backward":
         return {"csrc/cuda": backward_stages(plane, levels)}
     return {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from layer_cases import make_layer
-from samples import Sample
+from samples import Sample, many_tiles
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -56,7 +56,6 @@ SMALL = Sample(7, 7, 2, kernel_size=5, channels=32, batch=4, layout="channels_la
 PLANES = Sample(28, 28, 4, kernel_size=5, channels=4, batch=5)
 LARGE = Sample(130, 136, 1, kernel_size=5, channels=3)
 TILES = Sample(130, 136, 3, kernel_size=5, channels=3)
-MANY_TILES = Sample(130, 200, 3, kernel_size=5, channels=88, batch=2)
 SAMPLES = [
     (SMALL, torch.float16),
     (PLANES, torch.float16),
@@ -77,8 +76,6 @@ SAMPLE = pytest.mark.parametrize(("sample", "dtype"), SAMPLES, ids=str)
         (LARGE, torch.float16, {"weights": 1, "sums": 1, "operator": 1}),
         # Two levels and the third.
         (TILES, torch.float16, {"weights": 2, "sums": 1, "operator": 1}),
-        # The input gradient takes its third level from the band that is left.
-        (MANY_TILES, torch.float16, {"weights": 2, "sums": 1, "operator": 2}),
     ],
     ids=str,
 )
@@ -95,9 +92,15 @@ def test_frozen_parameters_cost_nothing(device: str, sample: Sample, dtype: torc
     assert roles(backward(sample, device, dtype, mask)) == {"operator": 1}
 
 
-def test_without_weight_gradients_one_launch_forms_the_band_and_its_level(device: str) -> None:
-    mask = [True] + [False] * (3 + 2 * MANY_TILES.levels)
-    assert roles(backward(MANY_TILES, device, torch.float16, mask)) == {"operator": 2}
+def test_third_level_of_many_tiles_has_a_launch_of_the_operator(device: str) -> None:
+    """On the band that the weight gradients leave; without them it forms the band, too."""
+    sample = many_tiles(130, 200)
+    others = [True] * (3 + 2 * sample.levels)
+    kernels = backward(sample, device, torch.float16, [True, *others])
+    assert roles(kernels) == {"weights": 2, "sums": 1, "operator": 2}
+    alone = backward(sample, device, torch.float16, [True] + [False] * len(others))
+    assert roles(alone) == {"operator": 2}
+    assert set(alone) - set(kernels)
 
 
 @SAMPLE

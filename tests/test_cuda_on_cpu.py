@@ -163,7 +163,7 @@ TILES = [
     Forward((1, 2, 36, 70), 3, 3, BF16, last=True, rotate=True),
     Forward((2, 1, 67, 78), 5, 2, F16, 0, 4, coarse=True),
     Forward((1, 2, 70, 134), 5, 3, BF16, 0, 4, rotate=True, multiprocessors=2),
-    Forward((1, 1, 66, 70), 7, 1, F16, 0, 8),
+    Forward((1, 1, 66, 76), 7, 1, F16, 0, 8),
     Forward((2, 1, 70, 72), 5, 3, BF16, 0, 16, base=False),
 ]
 # Tiles by bulk copies: of rows that end within a piece, of the input or the output alone, and what

@@ -127,10 +127,10 @@ int main() {
   Problem p{};
   Device d;
   int side, channels_last;
-  while (scanf("%d %d %d %d %d %d %d %d", &side, &p.element_bytes, &channels_last, &p.levels,
-               &p.kernel_size, &d.multiprocessors, &d.shared_per_block,
-               &d.shared_per_multiprocessor) == 8) {
-    p.batch = 64, p.channels = 256, p.height = p.width = side, p.accumulator_bytes = 4;
+  while (scanf("%d %d %d %d %d %d %d %d %d", &p.channels, &side, &p.element_bytes, &channels_last,
+               &p.levels, &p.kernel_size, &d.multiprocessors, &d.shared_per_block,
+               &d.shared_per_multiprocessor) == 9) {
+    p.batch = 64, p.height = p.width = side, p.accumulator_bytes = 4;
     p.channels_last = channels_last;
     const PatchChoice grad = choose_patch_grad(p, d, true);
     const bool stays = grad.group > 0 && !hands_on_planes(p.kernel_size, grad.group);
@@ -145,7 +145,7 @@ int main() {
     const bool fused = band.levels > 0 && !channels_last && whole_pieces &&
                        choose_lowpass_cells(band, levels, p.element_bytes, d) > 0;
     Problem adjoint = p;
-    adjoint.adjoint = adjoint.band_left = true;
+    adjoint.adjoint = adjoint.of_grad_output = true;
     int adjoint_levels = choose_patch(adjoint, d).levels;
     if (adjoint_levels == 0) adjoint_levels = choose_tile(adjoint, d).levels;
     printf("%d %d %d %d ", levels, adjoint_levels, grad_levels, fused);
@@ -160,6 +160,7 @@ def test_levels_of_a_launch_are_those_that_the_kernels_choose(tmp_path: Path) ->
     sides = (4, 7, 8, 9, 14, 15, 16, 17, 28, 32, 33, 48, 56, 58, 59, 64, 65)
     sides += (88, 100, 128, 130, 224, 256, 264, 512, 1024)
     cases = list(itertools.product(sides, (4, 2), (False, True), range(1, 6), (3, 5)))
+    cases = [(256, *case) for case in cases] + [(1, 130, 2, False, n, 5) for n in range(1, 6)]
     device = " ".join(map(str, DEVICES["sm_90"]))
     lines = [f"{' '.join(str(int(value)) for value in case)} {device}\n" for case in cases]
     done = subprocess.run(
@@ -169,8 +170,8 @@ def test_levels_of_a_launch_are_those_that_the_kernels_choose(tmp_path: Path) ->
     chosen = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
     for case, choice in zip(cases, chosen, strict=True):
         taken, adjoint_taken, grad_taken, fused, tile_kernel, stays, input_grad = choice
-        side, element_bytes, channels_last, levels, kernel_size = case
-        plane = Plane(side, element_bytes, channels_last)
+        channels, side, element_bytes, channels_last, levels, kernel_size = case
+        plane = Plane(side, element_bytes, channels_last, many=channels > 1)
         assert plane.operator_levels(levels) == taken, case
         assert plane.gradient_levels(levels) == grad_taken, case
         if grad_taken < levels:

@@ -32,7 +32,7 @@ static void print(const TileShape& s) {
 }
 
 int main() {
-  Problem p;
+  Problem p{};
   Device d;
   long batch;
   int channels_last, adjoint;

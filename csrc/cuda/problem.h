@@ -11,9 +11,7 @@ struct Problem {
   int channels, height, width, kernel_size, levels;
   int accumulator_bytes, element_bytes;
   bool channels_last, adjoint;
-  // Of the input gradient: the weight gradients, where they are wanted, ran before and left
-  // low-pass bands of grad_output.
-  bool band_left;
+  bool of_grad_output;  // the plane is grad_output, not a band of it
 };
 
 struct Device {

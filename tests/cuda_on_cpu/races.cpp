@@ -23,7 +23,8 @@ __global__ void racing_kernel(NoParams) {
 
 // A value of every type is zero: only the accesses matter.
 template <class T>
-const char* run_forward(DType dtype, int levels, std::vector<T>& x, std::vector<T>& y) {
+const char* run_forward(DType dtype, int levels, std::vector<T>& x, std::vector<T>& y,
+                        const float* coarse = nullptr, int bytes = 16) {
   const std::vector<float> taps(4 * 25, 0.25f);
   PatchLaunch p{};
   p.params.dtype = DType::kFloat32;
@@ -33,7 +34,8 @@ const char* run_forward(DType dtype, int levels, std::vector<T>& x, std::vector<
   p.batch = 1, p.channels = kChannels, p.height = kHeight, p.width = kWidth;
   p.kernel_size = 5, p.levels = levels;
   p.tiles_y = 2, p.tiles_x = 3, p.tiles = 6;
-  p.input_bytes = p.output_bytes = 16;
+  p.input_bytes = p.output_bytes = bytes;
+  p.coarse = coarse, p.coarse_rows = kHeight >> levels, p.coarse_cols = kWidth >> levels;
   return dtype == DType::kFloat32 ? launch_patch_forward(p, 1, nullptr)
                                   : launch_mma_forward(p, dtype, 1, nullptr);
 }
@@ -54,7 +56,8 @@ const char* run_lowpass_planes(const std::vector<float>& x) {
 }
 
 template <class T>
-const char* run_weight_grad(DType dtype, int levels, std::vector<T>& x, std::vector<T>& g) {
+const char* run_weight_grad(DType dtype, int levels, std::vector<T>& x, std::vector<T>& g,
+                            int bytes = 16) {
   std::vector<float> partials(2 * sum_count(5, levels));
   PatchGradLaunch p{};
   p.input = {x.data(), kPixels, kPixels, kWidth, 1};
@@ -63,7 +66,7 @@ const char* run_weight_grad(DType dtype, int levels, std::vector<T>& x, std::vec
   p.batch = 1, p.channels = kChannels, p.height = kHeight, p.width = kWidth, p.kernel_size = 5;
   p.levels = levels;
   p.tiles_y = 2, p.tiles_x = 3, p.tiles = 6;
-  p.grad_bytes = p.input_bytes = 16;
+  p.grad_bytes = p.input_bytes = bytes;
   p.splits = p.together = 1, p.parts = 2;
   p.base_wanted = p.level_wanted = p.bias_wanted = true;
   const std::vector<float> taps(4 * 25, 0.25f);
@@ -169,9 +172,15 @@ int main(int count, char**) {
       error = run_forward(DType::kFloat32, levels, a, b);
       if (!error) error = run_forward(DType::kFloat16, levels, x, y);
     }
+    const std::vector<float> coarse((kHeight / 4) * (kWidth / 4));
+    if (!error) error = run_forward(DType::kFloat16, 2, x, y, coarse.data());
     if (!error) error = run_weight_grad(DType::kFloat32, 1, a, b);
     if (!error) error = run_planes(false, 16);
     bulk_copies = 0;
+    for (int bytes = 2; bytes <= 4 && !error; bytes *= 2) {
+      error = run_forward(DType::kFloat16, 2, x, y, coarse.data(), bytes);
+      if (!error) error = run_weight_grad(DType::kFloat16, 2, x, y, bytes);
+    }
     if (!error) error = run_planes(false, 16);
     for (int bytes = 8; bytes <= 16 && !error; bytes *= 2) error = run_planes(true, bytes);
     for (int levels = 1; levels <= 2 && !error; ++levels) {

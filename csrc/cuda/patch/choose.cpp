@@ -62,19 +62,22 @@ PatchChoice choose_planes(const Problem& p, const Device& device, int slots) {
   return can && (pixels * 4 >= computed || p.channels * tiles <= slots) ? choice : PatchChoice{};
 }
 
-// Whether the input gradient of three levels takes two on chip and the band that is left for the
-// third. The choice is the same where no weight gradients are wanted, so that the bits are, too. On
-// an H200, NCHW, in ms, the whole backward with the band and without, then no weight gradients:
+// Whether the input gradient takes two of three levels on chip, and the third from the low-pass
+// band that the weight gradients, which run before it, leave. Where they are not wanted the choice
+// is the same, so that the bits are, and the band costs a pass of its own. On an H200, NCHW, in ms:
+// the whole backward with the band and without, and no weight gradients:
 //
 //   8x64x512x512 float16 K=5   0.582  0.616   0.330  0.299
 //   8x64x256x256 float32 K=5   0.306  0.320   0.170  0.152
+//   8x64x128x128 float32 K=5   0.100  0.101   0.051  0.044   (15.5 tiles a multiprocessor)
 //   and not taken
-//   8x64x512x512 float32 K=3   0.902  0.897   0.511  0.377
 //   8x32x128x128 float16 K=5   0.048  0.046   0.023  0.018
+//   8x64x512x512 float32 K=3   0.902  0.897   0.511  0.377
+//   8x64x512x512 float16 K=3   0.496  0.502   0.298  0.238
 bool leaves_third_level(const Problem& p, const Device& device) {
-  constexpr int kLeastTiles = 16;  // of a multiprocessor: two more launches pay
-  const int64_t tiles = p.batch * p.channels * tiles_across(p.height) * tiles_across(p.width);
-  return p.band_left && p.kernel_size == 5 && tiles >= kLeastTiles * device.multiprocessors;
+  constexpr int kLeastTiles = 16;  // of a multiprocessor, to pay for one more launch
+  const int64_t tiles = int64_t(p.channels) * patch_tiles(p, {3, 0, 0});
+  return p.of_grad_output && p.kernel_size == 5 && tiles >= kLeastTiles * device.multiprocessors;
 }
 
 // `group`: channels of a block, where it fits. `bytes_of`: shared memory that a block of a choice
@@ -115,8 +118,6 @@ PatchChoice choose(const Problem& p, const Device& device, int group, int slots,
   const bool three =
       p.levels == 3 && p.kernel_size <= kMostForThreeLevels && !leaves_third_level(p, device);
   for (int levels = three ? largest(TileLevels()) : std::min(p.levels, 2); levels > 0; --levels) {
-    // On tensor cores the kernel of two levels alone reads what deeper ones reconstruct.
-    if (tensor_cores && levels < p.levels && levels != 2) continue;
     const PatchChoice choice{levels, 0, 0, tensor_cores};
     if (patch_bytes(p, choice) <= device.shared_per_block) return choice;
   }

@@ -47,7 +47,7 @@ __device__ __forceinline__ void fill_pieces(const T* corner, const View& view, c
 }
 
 // Starts to copy the window of a tile, zero outside the plane, in pieces of kBytes, or else of four
-// bytes, where the tensor has accesses of as many `bytes`; single elements are copied at once.
+// bytes, where the tensor has accesses of as many `bytes`; single elements by loads and stores.
 template <class W, int kBytes, bool kCached, class T, class Launch>
 __device__ __forceinline__ void fill_mma_window(const View& view, int bytes, const Launch& p,
                                                 const TileIndex& at, T* pixels) {
@@ -55,6 +55,7 @@ __device__ __forceinline__ void fill_mma_window(const View& view, int bytes, con
   const T* corner = static_cast<const T*>(view.data) + at.item * view.stride_b +
                     at.channel * view.stride_c + y * view.stride_y + x * view.stride_x;
   if (bytes >= kBytes) return fill_pieces<W, kBytes, kCached>(corner, view, p, y, x, pixels);
+  static_assert(sizeof(T) == 2);
   // f(target, source, whether it is inside the plane) of every kElements of a row.
   const auto for_each = [&](auto elements, auto f) {
     constexpr int kElements = decltype(elements)(), kPieces = W::cols(0) / kElements;

@@ -8,7 +8,7 @@ namespace wtconv::cuda {
 
 constexpr int kWarpCols = 16;  // pixels of a warp along x
 
-// The taps of a level, row by row: read from shared memory when they are wanted, or kept in
+// The taps of a level, row by row: read from shared memory when they are wanted, or held in
 // registers.
 template <class W>
 class SharedTaps {
@@ -64,9 +64,9 @@ __device__ __forceinline__ void filter_pixels(const T* pixels, const Taps& taps,
 #pragma unroll
     for (int i = parity; i < W::kRows; i += 2) {
       load(i + 6);
-      const TapRow<W::kGroups> row = taps.row(i);
+      const TapRow<W::kGroups> tap_row = taps.row(i);
 #pragma unroll
-      for (int f = 0; f < 8; ++f) row.template apply<T>(sum[f], in[i + f / 2 * 2], f % 2);
+      for (int f = 0; f < 8; ++f) tap_row.template apply<T>(sum[f], in[i + f / 2 * 2], f % 2);
     }
   }
 }
@@ -96,9 +96,9 @@ __device__ __forceinline__ void filter_level1(const T* lowpass, const Taps& taps
     const InputRow<W::kGroups> in{
         {first[n][odd], first[n + 1][odd], first[n][odd + 2], first[n + 1][odd + 2]},
         {rest[n][odd], rest[n + 1][odd]}};
-    const TapRow<W::kGroups> row = taps.row(i);
+    const TapRow<W::kGroups> tap_row = taps.row(i);
 #pragma unroll
-    for (int p = 0; p < 2; ++p) row.template apply<T>(sum[p], in, p);
+    for (int p = 0; p < 2; ++p) tap_row.template apply<T>(sum[p], in, p);
   }
 }
 

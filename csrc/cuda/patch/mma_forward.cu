@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kPast>::kBlocks
     mma_forward_kernel(const __grid_constant__ MmaForwardLaunch launch) {
   using W = MmaWindow<K, L>;
   using M = MmaMemory<K, L, kPast>;
-  static_assert(kPast == Past::kNone || L == 2);
+  static_assert(kPast == Past::kNone || L == 2);  // as PatchLaunch::coarse says
   const PatchLaunch& p = launch.patches;
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& taps = *reinterpret_cast<ChannelTaps<K, L>*>(shared + M::kTaps);

@@ -137,15 +137,18 @@ struct MmaMemory {
   static constexpr int kFiltered = kBarrier + 16 + lowpass_bytes<W, L - 1>();
   static constexpr int kDeepTaps = kFiltered + (kDeep ? DeepMemory<K>::kFiltered : 0);
   static constexpr int kBytes = kDeepTaps + (kDeep ? DeepMemory<K>::kTaps : 0);
-  // The taps of levels kFirstHeld and 1 stay in registers, of which a multiprocessor has enough for
-  // three blocks then. On an H200, float16, K = 5, in ms, and with all read from shared memory:
+  // Whether the taps of a level stay in registers, of which a multiprocessor has enough for three
+  // blocks then. On an H200, float16, K = 5, in ms, held and read from shared memory:
   //
   //   8x64x512x512 L=2   0.207  0.215  (four blocks)
-  //   8x64x512x512 L=3   0.298  0.307  (those of level 1 held)
+  //   8x64x512x512 L=3   0.298  0.307  (those of level 1)
   //   64x96x56x56 L=5    0.071  0.073  (four blocks)
+  //   and not held
   //   8x64x512x512 L=5   0.360  0.337  (four blocks, which hide the wait for what is read)
-  static constexpr int kFirstHeld = K > 5 || L == 1 || kPast == Past::kRead ? 2 : L == 2 ? 0 : 1;
-  static constexpr bool holds(int level) { return kFirstHeld <= level; }
+  static constexpr bool holds(int level) {
+    const bool any = K <= 5 && L > 1 && kPast != Past::kRead;
+    return any && (L == 2 ? level < 2 : level == 1);
+  }
   static constexpr int kBlocks =  // memory decides past these
       blocks_of(kBytes, L == 1 || (L == 2 && K <= 5 && !holds(0)) ? 4 : 3);
   // Whether other copies go through the L1 cache, where a tile finds what its window shares with

@@ -79,7 +79,8 @@ constexpr int largest(Constants<kValues...>) {
 struct PatchLaunch {
   RawParameters params;
   View input, output;
-  const void* coarse;  // [B, C, ceil(H / 2^levels), ...] float32, or null
+  // [B, C, ceil(H / 2^levels), ...] float32, or null; on tensor cores at two levels alone.
+  const void* coarse;
   int coarse_rows, coarse_cols;
   int batch, channels, height, width, kernel_size, levels;
   int tiles_y, tiles_x, tiles;    // of a plane, and of a channel
