@@ -15,9 +15,9 @@ from launch_choice import CUDA, DEVICES, Problem, build
 TILE = 64
 
 # One line in, one line out: levels of the input gradient's first launch; forward and weight
-# gradient, each levels, cells, group, tensor cores or
-# not, bytes, tiles; blocks of the latter in a multiprocessor, splits among them, partial sums of a
-# block; cells of a low-pass band two levels below float32, and three below half types and float32.
+# gradient, each levels, cells, group, tensor cores or not, bytes, tiles; blocks of the latter in a
+# multiprocessor, splits among them, partial sums of a block; cells of a low-pass band two levels
+# below float32, and three below half types and float32.
 CHOICES = r"""
 #include <cstdio>
 #include "patch/choose.h"
@@ -222,20 +222,16 @@ def test_input_gradient_of_three_levels_leaves_the_third_to_a_band(driver: Path)
     channels = 16 * multiprocessors // tiles
     assert channels * tiles == 16 * multiprocessors
 
-    def levels(channels: int, width: int, kernel: int, levels: int, *rest: int) -> int:
-        problem = Problem(8, channels, 130, width, kernel, levels, 4, *rest)
+    def taken(channels: int, kernel: int, levels: int, element: int) -> tuple[int, int]:
+        problem = Problem(8, channels, 130, 128, kernel, levels, 4, element, 0)
         (choice,) = choose(driver, "sm_90", [problem])
-        assert choice.input_levels == choice.forward.levels or choice.forward.levels == 3, problem
-        return choice.input_levels
+        return choice.forward.levels, choice.input_levels
 
     for element in (2, 4):
-        assert levels(channels, 128, 5, 3, element, 0) == 2
-        assert levels(channels - 1, 128, 5, 3, element, 0) == 3
-        assert levels(channels, 128, 3, 3, element, 0) == 3
-        assert levels(channels, 128, 5, 2, element, 0) == 2
-        assert levels(channels, 128, 5, 4, element, 0) == 2
-        assert levels(channels, 128, 5, 1, element, 0) == 1
-        levels(channels, 128, 5, 3, element, 1)
+        assert taken(channels, 5, 3, element) == (3, 2)
+        assert taken(channels - 1, 5, 3, element) == (3, 3)
+        assert taken(channels, 3, 3, element) == (3, 3)
+        assert [taken(channels, 5, n, element) for n in (1, 2, 4)] == [(1, 1), (2, 2), (2, 2)]
 
 
 # Channels, tiles of each, slots and most tiles of a block in; splits without and with that limit.

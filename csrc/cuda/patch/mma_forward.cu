@@ -281,8 +281,10 @@ const char* launch_mma_forward(const PatchLaunch& p, DType activations, int mult
       });
     }
     return with_constant(PatchKernelSizes(), p.kernel_size, [&](auto k) {
-      if (p.coarse && p.levels != 2) return "no such patch kernel";
-      if (p.coarse) return launch<decltype(t), k(), 2, Past::kRead>(p, multiprocessors, stream);
+      if (p.coarse) {
+        return p.levels == 2 ? launch<decltype(t), k(), 2, Past::kRead>(p, multiprocessors, stream)
+                             : "no such patch kernel";
+      }
       return with_constant(TileLevels(), p.levels, [&](auto l) -> const char* {
         if constexpr (k() > kMostForThreeLevels && l() == 3) {
           return "no such patch kernel";
