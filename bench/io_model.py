@@ -25,9 +25,9 @@ from fractions import Fraction
 COMPULSORY = {"forward": 2, "training": 5}
 #: Pixels of a tile of ``csrc/cuda`` on each side.
 TILE = 64
-#: Tiles from which the input gradient of three levels leaves the third to a band: 16 for each of
+#: Tiles from which the input gradient of three levels leaves the third to a band: 12 for each of
 #: the 132 multiprocessors of an H100 or H200.
-MANY_TILES = 16 * 132
+MANY_TILES = 12 * 132
 #: Largest channels_last plane of which a block of the weight gradients has all levels, of 5x5 taps.
 LARGEST_GRAD_PLANE = 88
 #: Side of the largest float32 plane in channels_last of which that of the patch kernels holds a
@@ -193,8 +193,7 @@ class Plane:
         return (
             not self.channels_last
             and self.side * self.element_bytes % 16 == 0  # rows are aligned
-            and levels > 1
-            and self.element_bytes << levels <= 16
+            and levels == 2
             and self.band(levels).side <= TILE
         )
 

@@ -64,14 +64,14 @@ class PatchLaunch(Structure):
         *((name, c_int) for name in ("kernel_size", "levels", "tiles_y", "tiles_x", "tiles")),
         *((name, c_int) for name in ("cells", "group", "splits", "together")),
         *((name, c_int) for name in ("input_bytes", "output_bytes")),
-        *((name, c_bool) for name in ("early", "tensor_cores")),
+        *((name, c_bool) for name in ("early", "reads_at_once", "tensor_cores")),
     ]
 
 
 class LowpassPlanesLaunch(Structure):
     _fields_ = [
         ("planes", PatchLaunch),
-        *((name, c_int) for name in ("dtype", "down", "input_height", "input_width")),
+        *((name, c_int) for name in ("dtype", "input_height", "input_width")),
     ]
 
 
@@ -89,7 +89,7 @@ class PatchGradLaunch(Structure):
         *((name, c_int) for name in ("cells", "group", "grad_bytes", "input_bytes")),
         *((name, c_int) for name in ("splits", "together", "parts")),
         *((name, c_bool) for name in ("base_wanted", "level_wanted", "bias_wanted", "early")),
-        ("input_wanted", c_bool),
+        *((name, c_bool) for name in ("lets_next_start", "input_wanted")),
         ("input_grad", InputGradLaunch),
     ]
 
@@ -114,7 +114,7 @@ class FinishLaunch(Structure):
         ("sums", LevelSums * LEVELS),
         ("gradients", LevelGradient * LEVELS),
         ("grad_bias", c_void_p),
-        ("early", c_bool),
+        *((name, c_bool) for name in ("early", "sums_ready")),
     ]
 
 

@@ -143,7 +143,7 @@ int main() {
     band.levels = p.levels - levels, band.element_bytes = 4, band.channels_last = false;
     const bool whole_pieces = side * p.element_bytes % 16 == 0;
     const bool fused = band.levels > 0 && !channels_last && whole_pieces &&
-                       choose_lowpass_cells(band, levels, p.element_bytes, d) > 0;
+                       choose_lowpass_cells(band, levels, d) > 0;
     Problem adjoint = p;
     adjoint.adjoint = adjoint.of_grad_output = true;
     int adjoint_levels = choose_patch(adjoint, d).levels;

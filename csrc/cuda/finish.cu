@@ -33,10 +33,9 @@ template <class A>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     finish_kernel(const __grid_constant__ FinishLaunch p) {
   const int slots = slot_count(p.levels), lane = threadIdx.x % 32;
-  const int64_t warp = (blockIdx.x * int64_t(blockDim.x) + threadIdx.x) / 32;
+  const int warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32, slot = warp % slots;
   const int64_t c = warp / slots;
-  const int slot = int(warp % slots), level = (slot + kSubbands - 1) / kSubbands,
-            taps = p.kernel_size * p.kernel_size;
+  const int level = (slot + kSubbands - 1) / kSubbands, taps = p.kernel_size * p.kernel_size;
   const int band = level ? (slot - 1) % kSubbands : 0;
   const int64_t group = level ? kSubbands * c + band : c;
   const bool with_bias = level == 0 && p.params.bias;
@@ -52,9 +51,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   double scale = 0, next = 0;
   if (any) scale = read<double>(p.params.scale[level], p.params.dtype, group);
   if (any && first < last) next = parameter(first);
-  wait_for_previous_grid();
-  let_next_grid_start();
-  if (!any) return;
+  if (!p.sums_ready) wait_for_previous_grid();
+  if (!any) return wait_for_previous_grid();
 
   const A* partials = static_cast<const A*>(sums.partials) + c * sums.count * sums.sums;
   // Loads in groups, which wait together; added one by one.
@@ -82,6 +80,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
   product = warp_sum(product);
   if (lane == 0 && out.scale) write(out.scale, p.params.dtype, group, product);
+  wait_for_previous_grid();
 }
 
 }  // namespace

@@ -3,6 +3,10 @@
 // over low-pass bands of both for the levels past its own. That pass is the first, because the
 // operator's deep levels take the band of grad_output that it leaves; or it is the only one, and
 // gives the input gradient, too (kInputGradFits, patch/layout.h).
+//
+// Kernels overlap with the one before (launch_kernel.cuh), so that few blocks leave no
+// multiprocessor idle: the operator's deep levels run beside the second launch of weight gradients,
+// its first levels after the last one, and behind them what adds up the sums.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -18,20 +22,35 @@ namespace {
 // that adds those of all levels (of kMaxLaunchLevels at a time).
 class WeightGradient {
  public:
-  WeightGradient(const Call& call, const Wanted& wanted, const Gradients& out)
+  WeightGradient(Call& call, const Wanted& wanted, const Gradients& out)
       : call_(call), wanted_(wanted), out_(out) {}
 
   // Returns whether the input gradient came with them.
   bool run(const Plane& grad_output, const Plane& input, const Output& input_grad) {
-    input_grad_ = &input_grad;
+    grad_output_ = &grad_output, input_grad_ = &input_grad;
     if (wanted_.input) operator_levels_ = call_.launch_levels(grad_output, 0, true);
     add_levels(grad_output, input, 0);
-    finish();
     return gave_input_grad_;
   }
 
-  // Gives `call` the low-pass band of grad_output that was formed on the way.
-  void give_lowpass(Call& call) const { call.low = low_grad_, call.low_levels = low_levels_; }
+  // `sums_ready`: whether the operator was launched since.
+  void finish(bool sums_ready) const {
+    for (int first = 0; first == 0 || first < call_.levels(); first += kMaxLaunchLevels) {
+      FinishLaunch launch{};
+      launch.levels = std::min(kMaxLaunchLevels, call_.levels() - first);
+      launch.params = call_.parameters(first, launch.levels, false);
+      launch.channels = call_.channels;
+      launch.kernel_size = call_.kernel_size();
+      for (int l = first == 0 ? 0 : 1; l <= launch.levels; ++l) {
+        launch.sums[l] = sums_[first + l];
+        launch.gradients[l] = {out_.weight(first + l, wanted_), out_.scale(first + l, wanted_)};
+      }
+      launch.grad_bias = first == 0 ? out_.bias(wanted_) : nullptr;
+      launch.early = call_.started;
+      launch.sums_ready = sums_ready;
+      call_.launched(launch_finish(launch, dtype_, call_.stream));
+    }
+  }
 
  private:
   // Those of levels first_level .. (and the base path where that is 0).
@@ -60,6 +79,13 @@ class WeightGradient {
     const bool exact = first_level == 0 || element_bytes(grad.dtype) >= 4;
     return exact && operator_levels_ < call_.levels() && first_level + levels <= operator_levels_;
   }
+  // The deep levels of the input gradient, if the band that they begin with came from a launch
+  // before the last: at the same time as that.
+  void run_deep_levels() {
+    if (operator_levels_ == 0 || call_.low_levels < operator_levels_) return;
+    call_.low.second.at_once = true;
+    call_.run_deep_levels(*grad_output_, true);
+  }
   // Whether anything is wanted of the base path or of levels past first_level.
   bool wants_beyond(int first_level) const {
     bool any = wants_bias(first_level) || wants_level(first_level, 0);
@@ -79,23 +105,6 @@ class WeightGradient {
     }
     dtype_ = dtype;
     return kept_.back();
-  }
-
-  void finish() const {
-    for (int first = 0; first == 0 || first < call_.levels(); first += kMaxLaunchLevels) {
-      FinishLaunch launch{};
-      launch.levels = std::min(kMaxLaunchLevels, call_.levels() - first);
-      launch.params = call_.parameters(first, launch.levels, false);
-      launch.channels = call_.channels;
-      launch.kernel_size = call_.kernel_size();
-      for (int l = first == 0 ? 0 : 1; l <= launch.levels; ++l) {
-        launch.sums[l] = sums_[first + l];
-        launch.gradients[l] = {out_.weight(first + l, wanted_), out_.scale(first + l, wanted_)};
-      }
-      launch.grad_bias = first == 0 ? out_.bias(wanted_) : nullptr;
-      launch.early = call_.started;
-      call_.launched(launch_finish(launch, dtype_, call_.stream));
-    }
   }
 
   void run_patches(const Plane& grad_output, const Plane& input, int first_level,
@@ -125,11 +134,10 @@ class WeightGradient {
       low_input = call_.allocate_lowpass(input, down, low_dtype, channels_last);
       launch.low_input = low_input.first.mutable_data_ptr();
     }
-    if (taken) {
-      low_grad_ = tensor_cores ? call_.allocate_lowpass(grad_output, down) : low_grad;
-      low_levels_ = first_level + down;
-      if (tensor_cores)
-        launch.exact_low_grad = static_cast<float*>(low_grad_.first.mutable_data_ptr());
+    std::pair<Tensor, Plane> exact = low_grad;
+    if (taken && tensor_cores) {
+      exact = call_.allocate_lowpass(grad_output, down);
+      launch.exact_low_grad = static_cast<float*>(exact.first.mutable_data_ptr());
     }
     if (choice.input_grad) {
       const Plane to = (*input_grad_)();
@@ -140,6 +148,8 @@ class WeightGradient {
     call_.launched(choice.group > 0 ? launch_group_weight_grad(launch, input.dtype, call_.stream)
                    : tensor_cores   ? launch_mma_weight_grad(launch, input.dtype, call_.stream)
                                     : launch_patch_weight_grad(launch, input.dtype, call_.stream));
+    run_deep_levels();
+    if (taken) call_.low = std::move(exact), call_.low_levels = first_level + down;
     if (!deeper) return;
     if (tensor_cores) scale_ *= 1 << levels;
     add_levels(low_grad.second, low_input.second, first_level + levels);
@@ -161,12 +171,14 @@ class WeightGradient {
     launch.cells = choice.cells;
     launch.group = choice.group;
     launch.tiles = patch_tiles(problem, choice);
-    const int slots =
-        patch_grad_blocks(problem, choice) * device_properties(call_.device).multiprocessors;
+    const int multiprocessors = device_properties(call_.device).multiprocessors;
+    const int slots = patch_grad_blocks(problem, choice) * multiprocessors;
     const int channels_or_groups = ceil_div(call_.channels, std::max(choice.group, 1));
     launch.splits = split_tiles(channels_or_groups, launch.tiles, slots,
                                 choice.cells == 0 ? kMostTilesOfSum : INT32_MAX);
     launch.together = blocks_together(channels_or_groups, launch.splits, slots);
+    launch.lets_next_start = (choice.tensor_cores && choice.levels == problem.levels) ||
+                             channels_or_groups * launch.splits <= multiprocessors;
     launch.parts = grad_parts(launch.tiles, launch.splits);
     launch.base_wanted = wants_level(first_level, 0);
     launch.level_wanted = wants_level(first_level, 1);
@@ -213,20 +225,19 @@ class WeightGradient {
     const auto low_grad = call_.form_lowpass(grad_output, levels);
     const auto low_input = call_.form_lowpass(input, levels);
     if (operator_takes(first_level, levels, grad_output))
-      low_grad_ = low_grad, low_levels_ = first_level + levels;
+      call_.low = low_grad, call_.low_levels = first_level + levels;
     add_levels(low_grad.second, low_input.second, first_level + levels);
   }
 
-  const Call& call_;
+  Call& call_;
   const Wanted& wanted_;
   const Gradients& out_;
   std::vector<Tensor> kept_;
   LevelSums sums_[kMaxLevels + 1] = {};
-  DType dtype_ = DType::kFloat32;  // of the activations
-  float scale_ = 1;                // that the input of the next levels was divided by
-  int operator_levels_ = 0;        // that the first launch of the input gradient takes
-  std::pair<Tensor, Plane> low_grad_;
-  int low_levels_ = 0;
+  DType dtype_ = DType::kFloat32;       // of the activations
+  float scale_ = 1;                     // that the input of the next levels was divided by
+  int operator_levels_ = 0;             // that the first launch of the input gradient takes
+  const Plane* grad_output_ = nullptr;  // of the call
   const Output* input_grad_ = nullptr;  // allocates it
   bool gave_input_grad_ = false;
 };
@@ -247,20 +258,18 @@ Outputs fused_backward(const Tensor& grad_output, const Tensor& input, const Ten
     Call call(params, input);
     const int height = int(input.size(2)), width = int(input.size(3));
     const DType dtype = dtype_of(input);
-    const Plane grad{input_view(grad_output), dtype, height, width,
-                     prefers_channels_last(grad_output)};
-    const Plane in{input_view(input), dtype, height, width, prefers_channels_last(input)};
+    const Plane grad{
+        input_view(grad_output), dtype, height, width, prefers_channels_last(grad_output), true};
+    const Plane in{input_view(input), dtype, height, width, prefers_channels_last(input), true};
     const Output allocate_gradient = [&]() -> Plane {
       out.input = allocate_input_gradient(input, wanted);
       return {output_view(out.input), dtype, height, width, in.channels_last};
     };
-    bool has_input_grad = false;
-    if (wanted.any_sum) {
-      WeightGradient sums(call, wanted, out);
-      has_input_grad = sums.run(grad, in, allocate_gradient);
-      sums.give_lowpass(call);
-    }
-    if (wanted.input && !has_input_grad) call.run_operator(grad, allocate_gradient, 0, true);
+    WeightGradient sums(call, wanted, out);
+    const bool has_input_grad = wanted.any_sum && sums.run(grad, in, allocate_gradient);
+    const bool runs_operator = wanted.input && !has_input_grad;
+    if (runs_operator) call.run_operator(grad, allocate_gradient, 0, true);
+    if (wanted.any_sum) sums.finish(runs_operator);
   }
   return out.tuple();
 }

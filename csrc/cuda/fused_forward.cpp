@@ -21,7 +21,7 @@ Tensor run(const Tensor& input, Parameters given, bool channels_last) {
     return {output_view(output), dtype, height, width, channels_last};
   };
   Call(params, input)
-      .run_operator({input_view(input), dtype, height, width, prefers_channels_last(input)},
+      .run_operator({input_view(input), dtype, height, width, prefers_channels_last(input), true},
                     allocate_output, 0, false);
   return output;
 }

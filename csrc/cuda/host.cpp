@@ -184,15 +184,14 @@ std::pair<Tensor, Plane> Call::coarse_levels(const Plane& input, int first_level
   int cells = 0;
   if (!at_hand && !input.channels_last && access_bytes(input) == 16) {
     cells = choose_lowpass_cells(problem(output, first_deep, adjoint), levels,
-                                 element_bytes(input.dtype), device_properties(device));
+                                 device_properties(device));
   }
   if (cells > 0) {
     PatchLaunch planes =
         describe_patches(output, first_deep, {this->levels() - first_deep, cells}, adjoint);
     planes.input = input.view;
     set_output(planes, output);
-    launched(
-        launch_lowpass_planes({planes, input.dtype, levels, input.height, input.width}, stream));
+    launched(launch_lowpass_planes({planes, input.dtype, input.height, input.width}, stream));
     return result;
   }
   std::pair<Tensor, Plane> band;
@@ -203,11 +202,18 @@ std::pair<Tensor, Plane> Call::coarse_levels(const Plane& input, int first_level
   return result;
 }
 
+void Call::run_deep_levels(const Plane& input, bool adjoint) {
+  const int levels = launch_levels(input, 0, adjoint);
+  if (!coarse && levels < this->levels()) coarse = coarse_levels(input, 0, levels, adjoint);
+}
+
 template <class Launch>
 Tensor Call::add_coarse_levels(Launch& launch, const Plane& input, int first_level, int levels,
                                bool adjoint) const {
   if (first_level + levels >= this->levels()) return Tensor();
-  const auto [band, plane] = coarse_levels(input, first_level, levels, adjoint);
+  const auto [band, plane] = first_level == 0 && coarse
+                                 ? *std::exchange(coarse, std::nullopt)
+                                 : coarse_levels(input, first_level, levels, adjoint);
   launch.coarse = band.const_data_ptr();
   launch.coarse_rows = plane.height;
   launch.coarse_cols = plane.width;
@@ -244,8 +250,8 @@ void Call::run_patches(const Plane& input, const Output& output, int first_level
   const Tensor coarse = add_coarse_levels(launch, input, first_level, choice.levels, adjoint);
   set_output(launch, output());
   const int multiprocessors = device_properties(device).multiprocessors;
-  // Groups of channels read their input at once: not a band of this call.
-  launch.early = started && (choice.group == 0 || first_level == 0);
+  launch.early = started && (choice.group == 0 || input.at_once);
+  launch.reads_at_once = input.at_once;
   launched(launch_patch_operator(launch, input.dtype, multiprocessors, stream));
 }
 

@@ -15,6 +15,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <functional>
+#include <optional>
 #include <utility>
 
 #include "../common/tensors.h"
@@ -59,6 +60,8 @@ struct Plane {
   DType dtype;
   int height, width;
   bool channels_last;
+  // Whether a kernel may read it without waiting for the one before it (launch_kernel.cuh).
+  bool at_once = false;
 };
 
 // The most bytes, at most 16, of aligned pieces of which every row consists, or all `channels` of
@@ -81,6 +84,8 @@ struct Call {
   // (element.cuh): results do not depend on who formed it. The levels that begin with it take it.
   mutable std::pair<Tensor, Plane> low;
   int low_levels = 0;
+  // What the levels past those of its first launch add, where run_deep_levels() has formed it.
+  mutable std::optional<std::pair<Tensor, Plane>> coarse;
   // Whether a kernel of the call was launched: those after it may start before it ends.
   mutable bool started = false;
 
@@ -112,6 +117,8 @@ struct Call {
   // by one launch that forms that band on chip, or by the operator on a band in memory.
   std::pair<Tensor, Plane> coarse_levels(const Plane& input, int first_level, int levels,
                                          bool adjoint) const;
+  // Runs the levels past those of the first launch ahead of it, where there are any.
+  void run_deep_levels(const Plane& input, bool adjoint);
   // Runs the levels past the first `levels`, where there are any, and gives `launch` what they add.
   // The launch reads the tensor returned.
   template <class Launch>

@@ -22,7 +22,7 @@ const char* launch_patches(Kernel* kernel, PatchLaunch p, int slots, int shared_
                            cudaStream_t stream, bool early = false) {
   share_tiles(p, slots);
   return launch_kernel(kernel, p, int64_t(p.channels) * p.splits, kPatchThreads, shared_bytes,
-                       stream, early);
+                       stream, early, kAllShared);
 }
 
 // f(T()) for the stored type of a dtype that accumulates in float.

@@ -99,9 +99,14 @@ bool has_bulk_copies(Kernel* kernel, int shared = 0) {
   return make_ready(kernel, shared).sm_90;
 }
 
-// `early`: blocks may start while the kernel before this one still runs. Until they wait for it,
-// they read only what was complete before the call's first kernel, an ordinary launch, began (x and
-// the parameters), and write no memory, which an allocator may take from a kernel that still reads.
+// `early`: blocks may start while the kernel before this one, of the same call, still runs. The
+// first kernel of a call is an ordinary launch, and every kernel keeps to these rules:
+//
+//   - It lets the next one start only behind its own wait. So where a block starts, all kernels but
+//     the one before have ended: what they wrote may be read without waiting.
+//   - It waits before it reads what the one before writes, and before it writes to what was
+//     allocated since the first launch: an allocator may hand out memory that is still read.
+//   - All threads wait before they end, so that where a kernel has ended, all before it have.
 template <class Kernel, class Params>
 const char* launch_kernel(Kernel* kernel, const Params& p, int64_t blocks, dim3 threads,
                           int shared_bytes, cudaStream_t stream, bool early = false,

@@ -51,7 +51,7 @@ const char* run_lowpass_planes(const std::vector<float>& x) {
   planes.output = {y.data(), 17 * 34, 17 * 34, 34, 1};
   planes.batch = 1, planes.channels = kChannels, planes.height = 17, planes.width = 34;
   planes.kernel_size = 5, planes.levels = 5, planes.cells = 1, planes.tiles = 1;
-  p.down = 2, p.input_height = kHeight, p.input_width = kWidth;
+  p.input_height = kHeight, p.input_width = kWidth;
   return launch_lowpass_planes(p, nullptr);
 }
 

@@ -67,15 +67,16 @@ PatchChoice choose_planes(const Problem& p, const Device& device, int slots) {
 // is the same, so that the bits are, and the band costs a pass of its own. On an H200, NCHW, in ms:
 // the whole backward with the band and without, and no weight gradients:
 //
-//   8x64x512x512 float16 K=5   0.582  0.616   0.330  0.299
-//   8x64x256x256 float32 K=5   0.306  0.320   0.170  0.152
-//   8x64x128x128 float32 K=5   0.100  0.101   0.051  0.044   (15.5 tiles a multiprocessor)
+//   8x64x256x256 float16 K=5   0.160  0.172   0.088  0.080
+//   8x64x256x256 float32 K=5   0.300  0.319   0.170  0.152
+//   8x64x128x128 float16 K=5   0.058  0.059   0.034  0.027   (15.5 tiles a multiprocessor)
+//   8x64x128x128 float32 K=5   0.093  0.098   0.051  0.044
 //   and not taken
-//   8x32x128x128 float16 K=5   0.048  0.046   0.023  0.018
+//   8x32x128x128 float16 K=5   0.041  0.039   0.023  0.018
 //   8x64x512x512 float32 K=3   0.902  0.897   0.511  0.377
 //   8x64x512x512 float16 K=3   0.496  0.502   0.298  0.238
 bool leaves_third_level(const Problem& p, const Device& device) {
-  constexpr int kLeastTiles = 16;  // of a multiprocessor, to pay for one more launch
+  constexpr int kLeastTiles = 12;  // of a multiprocessor, to pay for one more launch
   const int64_t tiles = int64_t(p.channels) * patch_tiles(p, {3, 0, 0});
   return p.of_grad_output && p.kernel_size == 5 && tiles >= kLeastTiles * device.multiprocessors;
 }
@@ -213,12 +214,10 @@ PatchChoice choose_patch(const Problem& p, const Device& device) {
                 [&](const PatchChoice& choice) { return patch_bytes(p, choice); });
 }
 
-int choose_lowpass_cells(const Problem& band, int down, int input_element_bytes,
-                         const Device& device) {
+int choose_lowpass_cells(const Problem& band, int down, const Device& device) {
   const PatchChoice whole = choose_patch(band, device);
-  // A piece of 16 bytes covers whole coefficients.
-  if (whole.cells == 0 || whole.group > 0 || down < 2 || input_element_bytes << down > 16) return 0;
-  // Blocks read 4^down times their planes: as many as the multiprocessors hold at once, rather than
+  if (whole.cells == 0 || whole.group > 0 || down != kLowpassDown) return 0;
+  // Blocks read 16 times their planes: as many as the multiprocessors hold at once, rather than
   // full tiles.
   constexpr int kBlocks = 4;  // of a multiprocessor
   int cells = std::min(whole.cells, largest(LowpassCells()));

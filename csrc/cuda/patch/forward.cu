@@ -134,10 +134,11 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
   };
 
   if (threadIdx.x == 0) init_byte_barrier(barrier);
-  if (kBase) start();
+  if (p.reads_at_once) start();
   load_taps<K, L>(p.params, tiles.channel, L, weights);
-  if (!kBase) {
-    wait_for_previous_grid();  // it may have formed the band
+  if (!p.reads_at_once) {
+    wait_for_previous_grid();
+    let_next_grid_start();
     start();
   }
   __syncthreads();  // the byte barrier is ready to be waited for
@@ -178,7 +179,8 @@ __global__ void __launch_bounds__(kPatchThreads, ForwardMemory<K, L>::kBlocks)
     const int y = at.y + patch_row<Own>(), x = at.x + patch_col<Own>();
     float* out = static_cast<float*>(p.output.data) + at.item * p.output.stride_b +
                  at.channel * p.output.stride_c + y * p.output.stride_y + x * p.output.stride_x;
-    wait_for_previous_grid();  // it may read what lay here
+    wait_for_previous_grid();  // it may read what lies there
+    let_next_grid_start();
     store_patch<float>(p, out, p.height - y, p.width - x, sum);
     if (n + 1 >= tiles.count) return;
   }
@@ -198,10 +200,10 @@ const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t strea
   launch.patches = p;
   share_tiles(launch.patches, M::kBlocks * multiprocessors, kMostTiles<L>);
   launch.loads_boxes =
-      has_bulk_copies(kernel) &&
+      has_bulk_copies(kernel, kAllShared) &&
       describe_boxes(launch.input, p.input, 4, p.batch, p.channels, p.height, p.width, M::W::box());
   return launch_kernel(kernel, launch, int64_t(p.channels) * launch.patches.splits, kPatchThreads,
-                       M::kBytes, stream, p.early);
+                       M::kBytes, stream, p.early, kAllShared);
 }
 
 }  // namespace

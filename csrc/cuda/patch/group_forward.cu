@@ -353,6 +353,7 @@ __global__ void __launch_bounds__(group_threads(kGroup))
     }
     if constexpr (kCopies) start(item + splits);
     wait_for_previous_grid();  // it may still read the memory of the output
+    let_next_grid_start();
     T* out = static_cast<T*>(p.output.data) + first * p.output.stride_c + item * p.output.stride_b +
              2 * y * p.output.stride_y + 2 * x * p.output.stride_x;
     const int rows = p.height - 2 * y, cols = p.width - 2 * x;

@@ -1,11 +1,11 @@
-// The levels past those of a tile, where their planes fit one: the operator without base path on
-// the low-pass band of x two or three levels down, which the kernel forms itself.
+// The levels past the first two, where their planes fit a tile: the operator without base path on
+// the low-pass band of x two levels down, which the kernel forms itself.
 //
 //   x in pieces of 16 bytes -> LL, dense -> level 1 in its cells -> as in planes.cu -> store
 //
-// A block reads 4^down times its planes, so x sets the pace: four blocks of a multiprocessor, with
+// A block reads 16 times its planes, so x sets the pace: four blocks of a multiprocessor, with
 // kPieces of each thread under way. A block has one tile: while those that are done reading filter,
-// the others have the bandwidth. LL never reaches memory, and what is written, a float32 for 4^down
+// the others have the bandwidth. LL never reaches memory, and what is written, a float32 for 16
 // pixels, mostly stays in L2 for the kernel that adds it. 8x64x256x256, K=5, L=5, on an H200: 51 us
 // in float32 and 35 us in float16, where reading x at the speed of a copy takes 32 and 16 us.
 #include <cstring>
@@ -16,33 +16,31 @@
 namespace wtconv::cuda {
 namespace {
 
-constexpr int kPieces = 16;
+constexpr int kPieces = 16, kSize = 1 << kLowpassDown;
 using Piece = Vector<uint32_t, 4>;
 
-// The pieces that make LL of batch items `first` on, in columns of 2^kDown below each other,
+// The pieces that make LL of batch items `first` on, in columns of kSize below each other,
 // [item][row][col]. A thread takes every kPatchThreads-th column, so that small planes keep as many
 // under way, and divides only before the first.
-template <int G, int kDown>
+template <class T, int G>
 class PieceColumns {
  public:
-  static constexpr int kSize = 1 << kDown;
-
   __device__ __forceinline__ PieceColumns(const LowpassPlanesLaunch& p, int channel, int first) {
     const View& view = p.planes.input;
-    const int element = p.dtype == DType::kFloat32 ? 4 : 2, unit = int(sizeof(Piece)) / element;
+    constexpr int kElement = int(sizeof(T)), kUnit = int(sizeof(Piece)) / kElement;
     items_ = min(G * G, p.planes.batch - first), rows_ = p.planes.height;
-    cols_ = p.input_width / unit, outputs_ = unit >> kDown;
+    cols_ = p.input_width / kUnit;
     at_ = index(threadIdx.x), step_ = index(kPatchThreads);
     left_ = p.input_height - at_.row * kSize;
-    stride_y_ = view.stride_y * element;
+    stride_y_ = view.stride_y * kElement;
     row_end_ = kSize * stride_y_ - cols_ * int(sizeof(Piece));
-    item_end_ = view.stride_b * element - rows_ * kSize * stride_y_;
+    item_end_ = view.stride_b * kElement - rows_ * kSize * stride_y_;
     const auto offset = [&](const Index& i) {
-      return i.item * view.stride_b * element + i.row * kSize * stride_y_ +
+      return i.item * view.stride_b * kElement + i.row * kSize * stride_y_ +
              i.col * int(sizeof(Piece));
     };
     from_ = static_cast<const char*>(view.data) +
-            (channel * view.stride_c + first * view.stride_b) * element + offset(at_);
+            (channel * view.stride_c + first * view.stride_b) * kElement + offset(at_);
     advance_ = offset(step_);
   }
 
@@ -61,8 +59,8 @@ class PieceColumns {
       }
     }
     constexpr int kCell = kPatchTile / G;
-    const int to =
-        (at_.item / G * kCell + at_.row) * kPatchTile + at_.item % G * kCell + at_.col * outputs_;
+    const int to = (at_.item / G * kCell + at_.row) * kPatchTile + at_.item % G * kCell +
+                   at_.col * (int(sizeof(Piece) / sizeof(T)) / kSize);
     from_ += advance_, left_ -= step_.row * kSize;
     at_.item += step_.item, at_.row += step_.row, at_.col += step_.col;
     if (at_.col >= cols_) at_.col -= cols_, ++at_.row, from_ += row_end_, left_ -= kSize;
@@ -81,22 +79,22 @@ class PieceColumns {
 
   const char* from_;
   int64_t stride_y_, advance_, row_end_, item_end_;  // in bytes
-  int items_, rows_, cols_, outputs_;
+  int items_, rows_, cols_;
   int left_;  // rows of x from the next column on: counted, since a constant would be read anew
   Index at_, step_;
 };
 
-// LL below a column: 2^-kDown times the sum of 2^kDown x 2^kDown pixels.
-template <int kDown, class T>
-__device__ __forceinline__ void store_lowpass(const Piece (&piece)[1 << kDown], float* to) {
-  constexpr int kSize = 1 << kDown, kUnit = int(sizeof(Piece) / sizeof(T)), kOut = kUnit / kSize;
+// LL below a column: a quarter of the sum of kSize x kSize pixels.
+template <class T>
+__device__ __forceinline__ void store_lowpass(const Piece (&piece)[kSize], float* to) {
+  constexpr int kUnit = int(sizeof(Piece) / sizeof(T)), kOut = kUnit / kSize;
   Vector<T, kUnit> row[kSize];
 #pragma unroll
   for (int i = 0; i < kSize; ++i) memcpy(&row[i], &piece[i], sizeof(Piece));
   Vector<float, kOut> out;
 #pragma unroll
   for (int u = 0; u < kOut; ++u) {
-    out.lane[u] = lowpass_of<kDown, float>(
+    out.lane[u] = lowpass_of<kLowpassDown, float>(
         [&](int i, int s) { return widen<float>(row[i].lane[u * kSize + s]); });
   }
   *reinterpret_cast<Vector<float, kOut>*>(to) = out;
@@ -104,33 +102,26 @@ __device__ __forceinline__ void store_lowpass(const Piece (&piece)[1 << kDown], 
 
 // LL of the block's planes, [row][col] of the tile. `meanwhile` runs while the first pieces are
 // under way.
-template <int G, int kDown, class F>
+template <class T, int G, class F>
 __device__ __forceinline__ void form_band(const LowpassPlanesLaunch& p, int channel, int first,
                                           float* band, F meanwhile) {
-  using Columns = PieceColumns<G, kDown>;
-  constexpr int kColumns = kPieces / Columns::kSize;
-  Columns columns(p, channel, first);
-  Piece piece[kColumns][Columns::kSize];
+  constexpr int kColumns = kPieces / kSize;
+  PieceColumns<T, G> columns(p, channel, first);
+  Piece piece[kColumns][kSize];
   int to[kColumns];
 #pragma unroll
   for (int n = 0; n < kColumns; ++n) to[n] = columns.load(piece[n]);
   meanwhile();
   // A column is loaded where one has been summed: the others stay under way.
-  const auto sum_all = [&](auto type) {
-    using T = decltype(type);
-    if constexpr (sizeof(T) << kDown <= sizeof(Piece)) {
 #pragma unroll 1
-      for (;;) {
+  for (;;) {
 #pragma unroll
-        for (int n = 0; n < kColumns; ++n) {
-          if (to[n] < 0) return;
-          store_lowpass<kDown, T>(piece[n], band + to[n]);
-          to[n] = columns.load(piece[n]);
-        }
-      }
+    for (int n = 0; n < kColumns; ++n) {
+      if (to[n] < 0) return;
+      store_lowpass<T>(piece[n], band + to[n]);
+      to[n] = columns.load(piece[n]);
     }
-  };
-  with_type(p.dtype, sum_all);
+  }
 }
 
 // Level 1 of the band; the zeros between its cells stay.
@@ -148,7 +139,7 @@ __device__ __forceinline__ void analyse_band(const float* band, float* bands) {
   });
 }
 
-template <int K, int G>
+template <class T, int K, int G>
 __global__ void __launch_bounds__(kPatchThreads, LowpassPlanesMemory<K, G>::kBlocks)
     lowpass_planes_kernel(const __grid_constant__ LowpassPlanesLaunch launch) {
   using M = LowpassPlanesMemory<K, G>;
@@ -166,11 +157,7 @@ __global__ void __launch_bounds__(kPatchThreads, LowpassPlanesMemory<K, G>::kBlo
     clear(shared, M::kWeights);
     load_taps<K, P::kLevels>(p.params, channel, p.levels, weights);
   };
-  if (launch.down == 3) {
-    form_band<G, 3>(launch, channel, first, dense, prepare);
-  } else {
-    form_band<G, 2>(launch, channel, first, dense, prepare);
-  }
+  form_band<T, G>(launch, channel, first, dense, prepare);
   __syncthreads();
   // Blocks of the kernel that adds the result copy and filter their first windows while the last
   // ones here filter; not while they read (8x128x256x256 float16, L=5: 0.28 against 0.20 ms).
@@ -192,18 +179,21 @@ __global__ void __launch_bounds__(kPatchThreads, LowpassPlanesMemory<K, G>::kBlo
   }
 }
 
-template <int K, int G>
+template <class T, int K, int G>
 const char* launch(const LowpassPlanesLaunch& p, cudaStream_t stream) {
-  return launch_kernel(&lowpass_planes_kernel<K, G>, p, int64_t(p.planes.channels) * p.planes.tiles,
-                       kPatchThreads, LowpassPlanesMemory<K, G>::kBytes, stream, false, kAllShared);
+  return launch_kernel(&lowpass_planes_kernel<T, K, G>, p,
+                       int64_t(p.planes.channels) * p.planes.tiles, kPatchThreads,
+                       LowpassPlanesMemory<K, G>::kBytes, stream, false, kAllShared);
 }
 
 }  // namespace
 
 const char* launch_lowpass_planes(const LowpassPlanesLaunch& p, cudaStream_t stream) {
-  return with_constant(PlaneKernelSizes(), p.planes.kernel_size, [&](auto k) {
-    return with_constant(LowpassCells(), p.planes.cells,
-                         [&](auto g) { return launch<k(), g()>(p, stream); });
+  return dispatch_float(p.dtype, [&](auto t) {
+    return with_constant(PlaneKernelSizes(), p.planes.kernel_size, [&](auto k) {
+      return with_constant(LowpassCells(), p.planes.cells,
+                           [&](auto g) { return launch<decltype(t), k(), g()>(p, stream); });
+    });
   });
 }
 

@@ -201,6 +201,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kPast>::kBlocks
     __syncthreads();
     if (n > 0) {
       wait_for_previous_grid();  // it may read what lies there
+      let_next_grid_start();
       copies.start_store(at);
     }
     if (n == tiles.count) break;

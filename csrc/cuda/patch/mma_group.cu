@@ -199,6 +199,7 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupMemory<K>::kTeams, 1)
     __syncthreads();
     compute(1);
     wait_for_previous_grid();  // it may still read the memory of the output
+    let_next_grid_start();
     T* output =
         static_cast<T*>(p.output.data) + first * p.output.stride_c + item * p.output.stride_b;
     for_each_pixel<kThreads>(launch.pixels, thread, [&](int i, int row, int col) {

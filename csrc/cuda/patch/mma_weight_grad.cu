@@ -308,6 +308,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
   const FormLowpassIf<(L > 1), WX, 0> form_input(shared + M::kFormInput);
   const FormLowpassIf<(L > 1), WG, 0> form_grad(shared + M::kFormGrad);
   wait_for_previous_grid();
+  if (p.lets_next_start) let_next_grid_start();
   start(0);
   int n = 0;
 #pragma unroll 1

@@ -27,37 +27,44 @@ __global__ void __launch_bounds__(kPatchThreads, PlanesMemory<sizeof(T), K, G>::
   const T* input = static_cast<const T*>(p.input.data) + tiles.channel * p.input.stride_c;
   T* output = static_cast<T*>(p.output.data) + tiles.channel * p.output.stride_c;
   const auto first_item = [&](int n) { return (tiles.first + n * tiles.step) * G * G; };
-  const auto start = [&](int n) {
-    if (n >= tiles.count) return;
-    fill_planes<W>(input, p.input, p.input_bytes, p.height, p.width, first_item(n), p.batch,
-                   pixels);
-  };
 
   const int py = patch_row<Own>(), px = patch_col<Own>();
   const int y = py % W::cell(0), x = px % W::cell(0);
   const int cell = py / W::cell(0) * G + px / W::cell(0);
-  wait_for_previous_grid();
-  start(0);
-  load_taps<K, P::kLevels>(p.params, tiles.channel, p.levels, weights);
+  if (!p.reads_at_once) {
+    wait_for_previous_grid();
+    let_next_grid_start();
+  }
+  PatchPixels<Own> sum;
+  // Tile n is copied while the levels of the one before are filtered; one copy of the code of each
+  // (weight_grad.cu).
 #pragma unroll 1
-  for (int n = 0; n < tiles.count; ++n) {
+  for (int n = 0;; ++n) {
+    if (n < tiles.count) {
+      fill_planes<W>(input, p.input, p.input_bytes, p.height, p.width, first_item(n), p.batch,
+                     pixels);
+    }
+    if (n > 0) {
+      PatchLevel1<Own> low = {};
+      if (p.levels > 1) filter_deep_levels<P, K>(bands, dense, weights, p.levels, low);
+      add_level1<W, K>(bands, weights, low, sum);
+      const int item = first_item(n - 1) + cell;
+      wait_for_previous_grid();  // it may read what lies there
+      let_next_grid_start();
+      if (item < p.batch && y < p.height && x < p.width) {
+        T* out = output + item * p.output.stride_b + y * p.output.stride_y + x * p.output.stride_x;
+        store_patch<T>(p, out, p.height - y, p.width - x, sum);
+      }
+    } else {
+      load_taps<K, P::kLevels>(p.params, tiles.channel, p.levels, weights);
+    }
+    if (n == tiles.count) return;
     wait_for_copies();
     __syncthreads();
-    PatchPixels<Own> sum;
     set_all(sum, weights[slot_count(p.levels) * tap_floats(K)]);
     if (p.params.weight[0]) base_path<W, T, K>(pixels, weights, sum);
     analyse_pixels<W>(pixels, bands);
     __syncthreads();
-    if (n + 1 == tiles.count) let_next_grid_start();
-    start(n + 1);
-    PatchLevel1<Own> low = {};
-    if (p.levels > 1) filter_deep_levels<P, K>(bands, dense, weights, p.levels, low);
-    add_level1<W, K>(bands, weights, low, sum);
-    const int item = first_item(n) + cell;
-    if (item < p.batch && y < p.height && x < p.width) {
-      T* out = output + item * p.output.stride_b + y * p.output.stride_y + x * p.output.stride_x;
-      store_patch<T>(p, out, p.height - y, p.width - x, sum);
-    }
   }
 }
 

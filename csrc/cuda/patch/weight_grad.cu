@@ -24,7 +24,7 @@ namespace {
 // The base path: the patch of a thread.
 template <class WG, class WX, class T, int K>
 __device__ __forceinline__ void correlate_pixels(const T* grad, const T* input,
-                                                 float (&sum)[K * K]) {
+                                                 float (&sum)[K * K + 1]) {
   using P = typename WG::ThreadPatch;
   const int y = patch_row<P>(), x = patch_col<P>();
   const T* g = grad + WG::stored_pixel(y, x) - K / 2 * WG::pitch(0);
@@ -61,8 +61,9 @@ __device__ __forceinline__ void correlate_band(const float* grad, const float* i
 template <class M, int K>
 struct ThreadSums {
   static constexpr int kTaps = K * K, kDeep = M::kLevels > 2 ? M::kLevels - 2 : 0;
-  float base[kTaps] = {}, level1[kTaps] = {}, level2[M::kAllLevels ? kTaps : 1] = {},
-        deep[kDeep + 1] = {}, bias = 0;
+  // The base path's, and the bias.
+  float base[kTaps + 1] = {};
+  float level1[kTaps] = {}, level2[M::kAllLevels ? kTaps : 1] = {}, deep[kDeep + 1] = {};
 
   // Adds level `kLevel` and those past it.
   template <int kLevel = 3>
@@ -104,15 +105,39 @@ __device__ __forceinline__ float store_lowpass(const float* bands, const Lowpass
   return sum;
 }
 
-// The sum over a warp, which its first lane writes; the threads' sums start again from zero.
+// A step of write_warp_sums(): a lane hands on half of its values and takes those of the other
+// half.
+template <int kStep>
+__device__ __forceinline__ void halve(float* sum) {
+  const bool upper = threadIdx.x & kStep;
+#pragma unroll
+  for (int t = 0; t < kStep; ++t) {
+    const float mine = upper ? sum[t + kStep] : sum[t];
+    sum[t] = mine + __shfl_xor_sync(~0u, upper ? sum[t] : sum[t + kStep], kStep);
+  }
+  if constexpr (kStep > 1) halve<kStep / 2>(sum);
+}
+
+// The sums over a warp of each value, written to `out`: 31 shuffles for up to 32 of them, after
+// which lane n holds the sum of the n-th.
+template <int N>
+__device__ __forceinline__ void write_warp_sums(const float* values, float* out) {
+  constexpr int kLanes = 32;
+  const int lane = threadIdx.x % kLanes;
+  float sum[kLanes];
+#pragma unroll
+  for (int t = 0; t < kLanes; ++t) sum[t] = t < N ? values[t] : 0;
+  halve<kLanes / 2>(sum);
+  if (lane < N) out[lane] = sum[0];
+  if constexpr (N > kLanes) write_warp_sums<N - kLanes>(values + kLanes, out + kLanes);
+}
+
+// The same of a thread's sums, which start again from zero.
 template <int N>
 __device__ __forceinline__ void write_warp_sums(float (&sum)[N], float* out) {
+  write_warp_sums<N>(static_cast<const float*>(sum), out);
 #pragma unroll
-  for (int t = 0; t < N; ++t) {
-    const float value = warp_sum(sum[t]);
-    sum[t] = 0;
-    if (threadIdx.x % 32 == 0) out[t] = value;
-  }
+  for (float& value : sum) value = 0;
 }
 
 // Partial sums of the block, [slot][tap] and the bias.
@@ -130,9 +155,6 @@ __device__ void write_partials(ThreadSums<M, K>& sums, int levels, float* exchan
       sums.deep[i] = 0;
     }
   }
-  const float bias = warp_sum(sums.bias);
-  sums.bias = 0;
-  if (lane == 0) exchange[warp * (kTaps + 1) + kTaps] = bias;
   __syncthreads();
   for (int t = threadIdx.x; t <= kTaps; t += kPatchThreads) {
     float total = 0;
@@ -270,45 +292,50 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G, kIn
   };
 
   wait_for_previous_grid();
-  start();
-  if constexpr (kInputGrad)
-    load_taps<K, M::kLevels>(p.input_grad.params, tiles.channel, p.levels, weights);
+  if (p.lets_next_start) let_next_grid_start();
+  PatchPixels<Own> sum;  // of the input gradient
+  const auto end_of = [&](int part) { return int(int64_t(tiles.count) * (part + 1) / p.parts); };
+  // Tile n is copied while the bands of the one before are summed. One copy of the code of each:
+  // what lies past the first 64 KB of a kernel is slow the first time (8x32x32x32 float16 L=3 on an
+  // H200: 0.018 ms with twice as much).
 #pragma unroll 1
-  for (int part = 0, n = 0; part < p.parts; ++part) {
-    const int end = int(int64_t(tiles.count) * (part + 1) / p.parts);
-#pragma unroll 1
-    for (; n < end; ++n) {
-      at = next;
-      if (G == 0 && launch.loads_boxes) {
-        wait_for_bytes(barrier, n);
-      } else {
-        wait_for_copies();
-      }
-      __syncthreads();
-      analyse_pixels<WG>(grad, grad_bands);
-      analyse_pixels<WX>(input, input_bands);
-      if (p.base_wanted) correlate_pixels<WG, WX, T, K>(grad, input, sums.base);
-      PatchPixels<Own> sum;
-      if constexpr (kInputGrad) {
-        set_all(sum, 0);
-        base_path<WG, T, K>(grad, weights, sum);
-      }
-      __syncthreads();
-      if (n + 1 < tiles.count) {
-        go_on();
-        start();
-      }
+  for (int n = 0, part = 0;; ++n) {
+    if (n < tiles.count) {
+      if (n > 0) go_on();
+      start();
+    }
+    if (n > 0) {
       if (p.level_wanted) correlate_band<WG, WX, K>(grad_bands, input_bands, sums.level1);
       if (p.bias_wanted || p.low_grad)
-        sums.bias += store_lowpass<WG>(grad_bands, lowpass_planes(p.low_grad));
+        sums.base[K * K] += store_lowpass<WG>(grad_bands, lowpass_planes(p.low_grad));
       if (p.low_input) store_lowpass<WX>(input_bands, lowpass_planes(p.low_input));
       if (p.levels > 1) sum_deep_levels();
       if constexpr (kInputGrad) finish_input(sum);
+      if (n == tiles.count) let_next_grid_start();
+      for (; part < p.parts && end_of(part) <= n; ++part) {  // a part may have no tile
+        const int64_t index =
+            (int64_t(tiles.channel) * p.splits + blockIdx.x / p.channels) * p.parts + part;
+        write_partials(sums, p.levels, exchange, p.partials + index * sum_count(K, p.levels));
+        __syncthreads();
+      }
+    } else if constexpr (kInputGrad) {
+      load_taps<K, M::kLevels>(p.input_grad.params, tiles.channel, p.levels, weights);
     }
-    if (part + 1 == p.parts) let_next_grid_start();
-    const int64_t index =
-        (int64_t(tiles.channel) * p.splits + blockIdx.x / p.channels) * p.parts + part;
-    write_partials(sums, p.levels, exchange, p.partials + index * sum_count(K, p.levels));
+    if (n == tiles.count) return;
+    at = next;
+    if (G == 0 && launch.loads_boxes) {
+      wait_for_bytes(barrier, n);
+    } else {
+      wait_for_copies();
+    }
+    __syncthreads();
+    analyse_pixels<WG>(grad, grad_bands);
+    analyse_pixels<WX>(input, input_bands);
+    if (p.base_wanted) correlate_pixels<WG, WX, T, K>(grad, input, sums.base);
+    if constexpr (kInputGrad) {
+      set_all(sum, 0);
+      base_path<WG, T, K>(grad, weights, sum);
+    }
     __syncthreads();
   }
 }
@@ -323,12 +350,12 @@ const char* launch(const PatchGradLaunch& p, cudaStream_t stream) {
     const auto describe = [&](BoxMap& map, const View& v, const BoxShape& box) {
       return describe_boxes(map, v, sizeof(T), p.batch, p.channels, p.height, p.width, box);
     };
-    launch.loads_boxes = has_bulk_copies(kernel) &&
+    launch.loads_boxes = has_bulk_copies(kernel, kAllShared) &&
                          describe(launch.grad_output, p.grad_output, M::WG::box()) &&
                          describe(launch.input, p.input, M::WX::box());
   }
   return launch_kernel(kernel, launch, int64_t(p.channels) * p.splits, kPatchThreads, M::kBytes,
-                       stream, p.early);
+                       stream, p.early, kAllShared);
 }
 
 }  // namespace

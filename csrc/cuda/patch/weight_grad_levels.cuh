@@ -7,9 +7,10 @@
 namespace wtconv::cuda {
 
 // sum[i * K + j] += in[r][u] * g(r + i)[u + j].
-template <int K, int kRows, int kCols, class LoadInput, class LoadGrad>
+template <int K, int kRows, int kCols, class LoadInput, class LoadGrad, int N>
 __device__ __forceinline__ void correlate(LoadInput load_input, LoadGrad load_grad,
-                                          float (&sum)[K * K]) {
+                                          float (&sum)[N]) {
+  static_assert(N >= K * K);
   float in[kRows][kCols];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) load_input(r, in[r]);
