@@ -38,7 +38,7 @@ def raised(coarse: Tensor, height: int, width: int, levels: int) -> Tensor:
     return coarse
 
 
-FLAGS = ("last", "coarse", "rotate", "base", "aligned", "bulk_copies", "mma")
+FLAGS = ("last", "coarse", "rotate", "base", "aligned", "bulk_copies", "mma", "at_once")
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Forward:
     aligned: bool = False  # rows begin at 16 bytes whatever they are accessed by
     bulk_copies: bool = True
     mma: bool = False  # tensor cores for planes of one tile; tiles of half types always take them
+    at_once: bool = False  # a low-pass band that the kernel before did not write
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
@@ -182,6 +183,14 @@ BOXES = [
 ]
 
 
+def is_band(case: Forward) -> bool:
+    return case.dtype == F32 and not case.base  # no operator has bands of a half type
+
+
+# Bands that were there before the kernel before them began.
+BANDS = [replace(case, at_once=True) for case in PLANES + GROUPS + TILES + BOXES if is_band(case)]
+
+
 def run_forward(
     kernels: Emulator, case: Forward, params: Parameters, values: Tensor, coarse: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -191,7 +200,8 @@ def run_forward(
     units = [16 // size if case.aligned else max(1, n // size) for n in (case.bytes, output_bytes)]
     x = Placed(values, case.dtype, units[0], case.last)
     y = empty(case.shape, case.dtype, units[1], case.last)
-    band = case.dtype == F32 and not case.base  # no operator has bands of a half type
+    band = is_band(case)
+    at_once = case.at_once or not band
     launch = emulator.PatchLaunch(
         params=params.raw(case.rotate, bias=not case.rotate),
         input=View.of(x.tensor),
@@ -202,14 +212,15 @@ def run_forward(
         **sizes(case.shape, case.kernel, case.levels, case.cells, case.group),
         input_bytes=max(case.bytes, size),
         output_bytes=max(output_bytes, size),
-        # Behind the coarse levels; an input gradient, behind weight gradients; a low-pass band, but
-        # not in groups of channels, which read before they wait.
-        early=(case.coarse or case.rotate or band) and not (band and case.group),
+        # Behind the coarse levels; an input gradient, behind weight gradients; a low-pass band, in
+        # groups of channels, which read before they wait, only where the kernel before had it.
+        early=(case.coarse or case.rotate or band) and (at_once or not case.group),
+        reads_at_once=at_once,
         tensor_cores=case.mma or (case.dtype != F32 and case.cells == 0),
     )
     if launch.early and coarse is not None:
         kernels.write_late(coarse)
-    elif launch.early and ((case.cells and not (case.mma or case.group)) or band):
+    elif launch.early and not at_once:
         kernels.write_late(x.storage)
     elif launch.early:  # what it writes before it waits is lost
         kernels.write_late(y.storage)
@@ -218,7 +229,7 @@ def run_forward(
     return x.tensor, y.tensor
 
 
-@pytest.mark.parametrize("case", PLANES + GROUPS + MMA_GROUPS + TILES + BOXES, ids=str)
+@pytest.mark.parametrize("case", PLANES + GROUPS + MMA_GROUPS + TILES + BOXES + BANDS, ids=str)
 def test_forward_is_the_operator(kernels: Emulator, case: Forward) -> None:
     torch.manual_seed(0)
     batch, channels, height, width = case.shape

@@ -16,6 +16,7 @@ FAULTS = [
     "wrote outside of the block's shared memory",
     "threads wait at different barriers",
     "has not waited for the previous grid",
+    "lets the next grid start before it has waited",
     "waits for a team that is not its own",
     "team reaches past its block",
     "threads wait at different barriers",

@@ -88,6 +88,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 const char* launch_finish(const FinishLaunch& p, DType activations, cudaStream_t stream) {
   constexpr int kWarps = kThreads / 32;
   const int64_t blocks = (int64_t(p.channels) * slot_count(p.levels) + kWarps - 1) / kWarps;
+  if (blocks > INT32_MAX / kWarps) return "too many channels for one launch";
   return accumulates_in_double(activations)
              ? launch_kernel(&finish_kernel<double>, p, blocks, kThreads, 0, stream, p.early)
              : launch_kernel(&finish_kernel<float>, p, blocks, kThreads, 0, stream, p.early);

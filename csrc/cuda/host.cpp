@@ -195,14 +195,14 @@ std::pair<Tensor, Plane> Call::coarse_levels(const Plane& input, int first_level
     return result;
   }
   std::pair<Tensor, Plane> band;
-  if (at_hand) band = std::exchange(low, {});
   const int left = at_hand ? levels - low_levels : levels;
+  if (at_hand) band = std::exchange(low, {}), low_levels = 0;
   if (left > 0) band = form_lowpass(at_hand ? band.second : input, left);
   run_operator(band.second, [&] { return output; }, first_deep, adjoint);
   return result;
 }
 
-void Call::run_deep_levels(const Plane& input, bool adjoint) {
+void Call::run_deep_levels(const Plane& input, bool adjoint) const {
   const int levels = launch_levels(input, 0, adjoint);
   if (!coarse && levels < this->levels()) coarse = coarse_levels(input, 0, levels, adjoint);
 }
@@ -250,7 +250,9 @@ void Call::run_patches(const Plane& input, const Output& output, int first_level
   const Tensor coarse = add_coarse_levels(launch, input, first_level, choice.levels, adjoint);
   set_output(launch, output());
   const int multiprocessors = device_properties(device).multiprocessors;
-  launch.early = started && (choice.group == 0 || input.at_once);
+  // Kernels of groups and on tensor cores read their input before they wait.
+  const bool reads_at_once = choice.group > 0 || choice.tensor_cores;
+  launch.early = started && (input.at_once || !reads_at_once);
   launch.reads_at_once = input.at_once;
   launched(launch_patch_operator(launch, input.dtype, multiprocessors, stream));
 }

@@ -83,8 +83,8 @@ struct Call {
   // A low-pass band of the tensor of the call, where one is at hand. It has the bits of any other
   // (element.cuh): results do not depend on who formed it. The levels that begin with it take it.
   mutable std::pair<Tensor, Plane> low;
-  int low_levels = 0;
-  // What the levels past those of its first launch add, where run_deep_levels() has formed it.
+  mutable int low_levels = 0;
+  // What the levels past those of the launch on its tensor add, where they have run.
   mutable std::optional<std::pair<Tensor, Plane>> coarse;
   // Whether a kernel of the call was launched: those after it may start before it ends.
   mutable bool started = false;
@@ -117,8 +117,9 @@ struct Call {
   // by one launch that forms that band on chip, or by the operator on a band in memory.
   std::pair<Tensor, Plane> coarse_levels(const Plane& input, int first_level, int levels,
                                          bool adjoint) const;
-  // Runs the levels past those of the first launch ahead of it, where there are any.
-  void run_deep_levels(const Plane& input, bool adjoint);
+  // Runs the levels past those of the operator's launch on `input`, where there are any, ahead of
+  // it.
+  void run_deep_levels(const Plane& input, bool adjoint) const;
   // Runs the levels past the first `levels`, where there are any, and gives `launch` what they add.
   // The launch reads the tensor returned.
   template <class Launch>

@@ -19,7 +19,7 @@ inline void share_tiles(PatchLaunch& p, int slots, int most_tiles = INT32_MAX) {
 // A forward patch kernel of which the multiprocessors hold `slots` blocks at once.
 template <class Kernel>
 const char* launch_patches(Kernel* kernel, PatchLaunch p, int slots, int shared_bytes,
-                           cudaStream_t stream, bool early = false) {
+                           cudaStream_t stream, bool early) {
   share_tiles(p, slots);
   return launch_kernel(kernel, p, int64_t(p.channels) * p.splits, kPatchThreads, shared_bytes,
                        stream, early, kAllShared);

@@ -52,8 +52,10 @@ struct FinishLaunch {
   LevelSums sums[kMaxLaunchLevels + 1];
   LevelGradient gradients[kMaxLaunchLevels + 1];  // null where not wanted
   void* grad_bias;
-  bool early;       // may start before the kernel before it ends, one of the same call
-  bool sums_ready;  // the kernel before it has none of them: read without waiting for that
+  bool early;  // may start before the kernel before it ends, one of the same call
+  // The kernel before it writes no sums: they are read without waiting for that, and the gradients
+  // written, which were allocated before the first launch of the call.
+  bool sums_ready;
 };
 
 // tile.output: filtered coefficients [B, 4C, ceil(H/2), ceil(W/2)]; lowpass: raw LL.

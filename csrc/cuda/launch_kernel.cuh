@@ -100,13 +100,15 @@ bool has_bulk_copies(Kernel* kernel, int shared = 0) {
 }
 
 // `early`: blocks may start while the kernel before this one, of the same call, still runs. The
-// first kernel of a call is an ordinary launch, and every kernel keeps to these rules:
+// rules, for which an ordinary launch, as the first of a call is, has waited:
 //
-//   - It lets the next one start only behind its own wait. So where a block starts, all kernels but
-//     the one before have ended: what they wrote may be read without waiting.
+//   - A kernel lets the next one start only behind its own wait. So where a block starts, all
+//     kernels but the one before have ended: what they wrote may be read without waiting. (PTX
+//     promises to show it only behind a wait of this kernel. It is in L2, and in no L1 cache, for
+//     nobody reads it before it is written.)
 //   - It waits before it reads what the one before writes, and before it writes to what was
 //     allocated since the first launch: an allocator may hand out memory that is still read.
-//   - All threads wait before they end, so that where a kernel has ended, all before it have.
+//   - All its threads wait before they end, so that where a kernel has ended, all before it have.
 template <class Kernel, class Params>
 const char* launch_kernel(Kernel* kernel, const Params& p, int64_t blocks, dim3 threads,
                           int shared_bytes, cudaStream_t stream, bool early = false,

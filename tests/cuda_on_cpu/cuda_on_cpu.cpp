@@ -343,6 +343,10 @@ void __syncwarp() {
   tell_departure(point);
 }
 
+void wtconv::cuda::let_next_grid_start() {
+  if (!cuda_on_cpu::current().ordered)
+    cuda_on_cpu::fault("a thread lets the next grid start before it has waited");
+}
 void wtconv::cuda::wait_for_previous_grid() {
   cuda_on_cpu::end_previous_grid();
   cuda_on_cpu::current().ordered = true;

@@ -202,7 +202,7 @@ inline void prefetch_bytes(const void* address, int bytes) {
   if (reinterpret_cast<uintptr_t>(address) % 16 || bytes % 16)
     cuda_on_cpu::fault("cp.async.bulk.prefetch: not in pieces of 16 bytes");
 }
-inline void let_next_grid_start() {}
+void let_next_grid_start();
 void wait_for_previous_grid();
 
 template <class T, int N>

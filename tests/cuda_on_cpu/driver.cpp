@@ -13,6 +13,7 @@ enum Fault {
   kWildStore,
   kDivergence,
   kNoWait,
+  kEarlyRelease,
   kOtherTeam,
   kLargeTeam,
   kGoneMember,
@@ -39,6 +40,7 @@ __global__ void faulty_kernel(FaultLaunch p) {
   copy_async<4>(values + id, source + id, true);
   if (p.fault == kDivergence && id % 2 == 0) __shfl_xor_sync(~0u, id, 1);
   if (p.fault != kEarlyRead) wait_for_copies();
+  if (p.fault == kEarlyRelease) let_next_grid_start();
   if (p.fault == kOtherTeam) sync_team<32>(1);
   if (p.fault == kLargeTeam) sync_team<96>(0);
   if (p.fault == kGoneMember) {
@@ -135,7 +137,7 @@ const char* lowpass(const LowpassLaunch& p, DType dtype) {
 
 const char* faulty(Fault fault, float* output) {
   return launch_kernel(&faulty_kernel, FaultLaunch{fault, output}, 1, 64, 256, nullptr,
-                       fault == kNoWait);
+                       fault == kNoWait || fault == kEarlyRelease);
 }
 
 const char* faulty_boxes(BoxFault fault, float* output) {

@@ -88,12 +88,13 @@ struct PatchLaunch {
   int group;                      // channels of a block, where cells = 1; 0: one channel
   int splits, together;           // blocks of a channel, or of a group; those that run at once
   int input_bytes, output_bytes;  // of one access
-  // May start before the kernel before it ends, one of the same call; reads the input without
-  // waiting for that (launch_kernel.cuh). Groups of channels start early only where they do.
+  // May start before the kernel before it ends, one of the same call, and read the input without
+  // waiting for that (launch_kernel.cuh). Groups of channels and tensor cores always do the latter.
   bool early, reads_at_once;
   bool tensor_cores;  // half types: tiles of large planes, and planes of one tile
 };
 
+constexpr int kLowpassDown = 2;
 // A launch on planes that are the low-pass band of the input kLowpassDown levels below it:
 // planes.height and planes.width are sizes of the band, output and arithmetic float32.
 struct LowpassPlanesLaunch {
@@ -101,7 +102,6 @@ struct LowpassPlanesLaunch {
   DType dtype;  // of the input, in rows of aligned pieces of 16 bytes
   int input_height, input_width;
 };
-constexpr int kLowpassDown = 2;
 
 // The input gradient, where the launch of the weight gradients takes all levels and gives it, too.
 struct InputGradLaunch {
@@ -126,8 +126,7 @@ struct PatchGradLaunch {
   int splits, together, parts;
   bool base_wanted, level_wanted, bias_wanted;
   bool early;  // as above; groups of channels never do
-  // The next kernel starts beside this one, not when it ends: where multiprocessors are free, and
-  // after the last launch on tensor cores.
+  // The next kernel starts beside this one, not when it ends (groups of channels: when it ends).
   bool lets_next_start;
   bool input_wanted;
   InputGradLaunch input_grad;  // where that is wanted
