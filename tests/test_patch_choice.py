@@ -16,8 +16,8 @@ TILE = 64
 
 # One line in, one line out: levels of the input gradient's first launch; forward and weight
 # gradient, each levels, cells, group, tensor cores or not, bytes, tiles; blocks of the latter in a
-# multiprocessor, splits among them, partial sums of a block; cells of a low-pass band two levels
-# below float32, and three below half types and float32.
+# multiprocessor, splits among them, partial sums of a block; cells of a low-pass band one, two and
+# three levels below.
 CHOICES = r"""
 #include <cstdio>
 #include "patch/choose.h"

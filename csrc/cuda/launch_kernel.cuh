@@ -56,7 +56,9 @@ inline bool describe_boxes(BoxMap& map, const View& v, int element_bytes, int64_
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-constexpr int kAllShared = 1 << 20;  // bytes of a multiprocessor: as many as there are
+// Bytes of a multiprocessor: as many as there are. For kernels beside which others start: while any
+// block runs the split stays, and those that want more shared memory would hold fewer blocks.
+constexpr int kAllShared = 1 << 20;
 
 // What is settled once per kernel and device.
 struct Ready {
