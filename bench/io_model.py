@@ -33,6 +33,8 @@ LARGEST_GRAD_PLANE = 88
 #: Side of the largest float32 plane in channels_last of which that of the patch kernels holds a
 #: group of channels.
 LARGEST_GRAD_GROUP = 58
+#: Of half types in channels_last, the largest that tensor cores take eight channels of.
+LARGEST_MMA_GROUP = 59
 #: Sides of the planes in channels_last whose groups are the largest (``group_of``).
 SMALLEST = (*range(1, 9), 15, 16)
 
@@ -136,7 +138,8 @@ class Plane:
     @property
     def tensor_cores(self) -> bool:
         """Whether weight gradients on tensor cores take it."""
-        return self.element_bytes == 2 and not self.channels_last and self.side > TILE // 2
+        most = LARGEST_MMA_GROUP if self.channels_last else self.side
+        return self.element_bytes == 2 and TILE // 2 < self.side <= most
 
     @property
     def whole(self) -> bool:

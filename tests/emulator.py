@@ -27,7 +27,7 @@ CUDA, HOST = ROOT / "csrc" / "cuda", ROOT / "tests" / "cuda_on_cpu"
 KERNELS = [
     *("patch/planes.cu", "patch/weight_grad.cu", "patch/mma_forward.cu", "patch/forward.cu"),
     *("patch/mma_weight_grad.cu", "patch/lowpass_planes.cu", "patch/group_forward.cu"),
-    "patch/mma_group.cu",
+    *("patch/mma_group.cu", "patch/mma_group_weight_grad.cu"),
     *("patch/group_weight_grad.cu", "lowpass.cu", "finish.cu"),
 ]
 MIN_GXX = 11  # std::bit_cast
@@ -88,8 +88,8 @@ class PatchGradLaunch(Structure):
         *((name, c_int) for name in ("kernel_size", "levels", "tiles_y", "tiles_x", "tiles")),
         *((name, c_int) for name in ("cells", "group", "grad_bytes", "input_bytes")),
         *((name, c_int) for name in ("splits", "together", "parts")),
-        *((name, c_bool) for name in ("base_wanted", "level_wanted", "bias_wanted", "early")),
-        *((name, c_bool) for name in ("lets_next_start", "input_wanted")),
+        *((name, c_bool) for name in ("tensor_cores", "base_wanted", "level_wanted")),
+        *((name, c_bool) for name in ("bias_wanted", "early", "lets_next_start", "input_wanted")),
         ("input_grad", InputGradLaunch),
     ]
 

@@ -69,6 +69,7 @@ def test_threads_of_a_block_do_not_race(tmp_path: Path) -> None:
         emulator.CUDA / "patch" / "forward.cu": watch,
         emulator.CUDA / "patch" / "mma_forward.cu": watch,
         emulator.CUDA / "patch" / "mma_group.cu": watch,
+        emulator.CUDA / "patch" / "mma_group_weight_grad.cu": watch,
         emulator.CUDA / "patch" / "weight_grad.cu": watch,
         emulator.CUDA / "patch" / "mma_weight_grad.cu": watch,
         emulator.CUDA / "patch" / "lowpass_planes.cu": watch,

@@ -119,7 +119,7 @@ def assert_legal(problem: Problem, device: str, launch: Launch, most: int) -> No
         assert channels <= 2 * problem.channels, problem
     if cells:
         assert cells * longest <= TILE, problem
-        assert launch.levels == most, problem  # a plane keeps all its levels
+        assert launch.levels == most, problem
         assert cells << launch.levels <= TILE, problem  # the coarsest cell is not empty
         return
     deepest = 3 if problem.kernel_size <= 5 else 2
@@ -132,7 +132,8 @@ def assert_legal(problem: Problem, device: str, launch: Launch, most: int) -> No
 def assert_legal_gradient(problem: Problem, device: str, choice: Choice) -> None:
     launch = choice.grad
     longest = max(problem.height, problem.width)
-    tensor_cores = problem.element_bytes == 2 and launch.cells == 0
+    of_group = launch.group == 8 and min(problem.height, problem.width) > TILE // 2
+    tensor_cores = problem.element_bytes == 2 and (launch.cells == 0 or of_group)
     most = min(problem.levels, 2) if tensor_cores else 1
     whole = launch.cells > 0 and launch.group == 0 and problem.kernel_size <= 5
     if whole and problem.levels <= {1: 5, 2: 5, 4: 4, 8: 3}[launch.cells]:
@@ -147,8 +148,8 @@ def assert_legal_gradient(problem: Problem, device: str, choice: Choice) -> None
     if launch.group:
         assert 1 <= choice.grad_blocks <= max(held, 1), problem
     if tensor_cores:
-        assert choice.grad_blocks == 3, problem
-        assert held >= 3, problem
+        assert choice.grad_blocks == (1 if of_group else 3), problem
+        assert held >= choice.grad_blocks, problem
     if choice.input_grad:
         own = choice.forward
         assert launch.levels == own.levels == problem.levels, problem
@@ -213,6 +214,12 @@ def test_tensor_cores_take_planes_of_a_tile_with_all_their_levels(driver: Path) 
             if fits:
                 assert launch.levels == problem.levels, problem
                 assert launch.group == (8 if last else 0), problem
+            if last and problem.kernel_size in (3, 5):
+                # Of the weight gradients both operands, at one level of every plane of a tile.
+                most = TILE**2 if problem.levels == 1 else {3: 3736, 5: 3520}[problem.kernel_size]
+                fits = side[0] > TILE // 2 and side[1] <= TILE and problem.levels <= 5
+                fits = fits and problem.height * problem.width <= most
+                assert (choice.grad.tensor_cores == 1) == fits, problem
 
 
 def test_input_gradient_of_three_levels_leaves_the_third_to_a_band(driver: Path) -> None:

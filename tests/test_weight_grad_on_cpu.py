@@ -40,7 +40,8 @@ class Gradient:
 
     @property
     def tensor_cores(self) -> bool:
-        return self.dtype != F32 and self.cells == 0
+        of_group = self.group == 8 and min(self.shape[2:]) > 32
+        return self.dtype != F32 and (self.cells == 0 or of_group)
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
@@ -109,6 +110,16 @@ GRADIENTS += [
     Gradient((3, 36, 8, 5), 3, F16, 1, 8, 4, 1, 2, True, 32, True, low=False, levels=2),
     Gradient((2, 33, 3, 6), 7, BF16, 1, 2, 2, 1, 1, True, 32, True, low=False, levels=2),
     Gradient((2, 32, 1, 8), 5, F32, 1, 4, 4, 1, 1, True, 32, False, low=False, levels=2),
+]
+# Groups of channels on tensor cores: planes up to what fits, odd sizes, channels that are missing.
+GRADIENTS += [
+    Gradient((3, 8, 56, 56), 5, F16, 1, 16, 16, 1, 2, True, 8, True, levels=2),
+    Gradient((2, 8, 33, 59), 5, BF16, 1, 16, 16, 2, 1, True, 8, True, levels=2),
+    Gradient((5, 13, 37, 41), 3, F16, 1, 2, 2, 2, 2, True, 8, True, levels=2),
+    Gradient((2, 12, 35, 46), 5, F16, 1, 8, 8, 1, 2, True, 8, True, levels=2, low=False),
+    Gradient((3, 8, 43, 34), 5, F16, 1, 2, 16, 1, 1, True, 8, False, levels=2, base=False),
+    Gradient((3, 16, 56, 47), 5, BF16, 1, 16, 16, 2, 1, True, 8, True),
+    Gradient((3, 5, 45, 36), 3, F16, 1, 2, 2, 1, 2, True, 8, True, low=False),
 ]
 # Large float32 planes by bulk copies: of rows that end within a piece, of every kernel size, and
 # what runs where the hardware has none.
@@ -226,6 +237,7 @@ def place(case: Gradient) -> tuple[Placed, Placed, emulator.PatchGradLaunch, tor
     slots = (1 + 4 * case.levels) * case.kernel**2 + 1
     partials = torch.full((case.shape[1], case.splits * case.parts, slots), torch.nan)
     launch.partials = partials.data_ptr()
+    launch.tensor_cores = case.tensor_cores
     launch.input_bytes, launch.grad_bytes = max(case.bytes, size), grad_bytes
     launch.splits, launch.parts = case.splits, case.parts
     launch.together = min(case.splits, 2)
@@ -311,8 +323,10 @@ def test_deep_levels_come_from_the_bands_of_the_first(kernels: Emulator) -> None
     partials = torch.full((2, sums), torch.nan)
     bands = [torch.full((2, 1, -(-150 // step), 136 // step), torch.nan).to(dtype) for _ in "xg"]
     first = grad_launch(x, g, kernel, 2)
+    second = grad_launch(bands[0], bands[1], kernel, 2)
     first.low_input, first.low_grad = bands[0].data_ptr(), bands[1].data_ptr()
-    for launch, row in ((first, 0), (grad_launch(bands[0], bands[1], kernel, 2), 1)):
+    for launch, row in ((first, 0), (second, 1)):
+        launch.tensor_cores = True
         launch.partials = partials[row].data_ptr()
         kernels.run("weight_grad", launch, dtype)
 

@@ -147,9 +147,7 @@ class WeightGradient {
       launch.input_grad = {call_.parameters(0, levels, true), to.view, access_bytes(to)};
     }
     launch.early = call_.started;
-    call_.launched(choice.group > 0 ? launch_group_weight_grad(launch, input.dtype, call_.stream)
-                   : tensor_cores   ? launch_mma_weight_grad(launch, input.dtype, call_.stream)
-                                    : launch_patch_weight_grad(launch, input.dtype, call_.stream));
+    call_.launched(launch_patch_gradients(launch, input.dtype, call_.stream));
     run_deep_operator();  // on a band from before this launch
     if (taken) call_.low = std::move(exact), call_.low_levels = first_level + down;
     if (!deeper) return;
@@ -172,6 +170,7 @@ class WeightGradient {
     launch.tiles_x = tiles_across(input.width);
     launch.cells = choice.cells;
     launch.group = choice.group;
+    launch.tensor_cores = choice.tensor_cores;
     launch.tiles = patch_tiles(problem, choice);
     const int multiprocessors = device_properties(call_.device).multiprocessors;
     const int slots = patch_grad_blocks(problem, choice) * multiprocessors;

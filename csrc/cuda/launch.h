@@ -88,13 +88,15 @@ const char* launch_group_forward(const PatchLaunch& p, DType activations, int mu
                                  cudaStream_t stream);
 const char* launch_group_weight_grad(const PatchGradLaunch& p, DType activations,
                                      cudaStream_t stream);
+const char* launch_mma_group_weight_grad(const PatchGradLaunch& p, DType activations,
+                                         cudaStream_t stream);
 const char* launch_patch_weight_grad(const PatchGradLaunch& p, DType activations,
                                      cudaStream_t stream);
 const char* launch_mma_weight_grad(const PatchGradLaunch& p, DType activations,
                                    cudaStream_t stream);
 const char* launch_forward(const TileLaunch& p, DType activations, cudaStream_t stream);
 
-// The forward patch kernel that a launch names.
+// The patch kernel that a launch names.
 inline const char* launch_patch_operator(const PatchLaunch& p, DType activations,
                                          int multiprocessors, cudaStream_t stream) {
   if (p.cells == 0 && !p.tensor_cores) return launch_patch_forward(p, multiprocessors, stream);
@@ -102,6 +104,14 @@ inline const char* launch_patch_operator(const PatchLaunch& p, DType activations
                       : p.tensor_cores ? launch_mma_forward
                                        : launch_patch_planes;
   return launch(p, activations, multiprocessors, stream);
+}
+inline const char* launch_patch_gradients(const PatchGradLaunch& p, DType activations,
+                                          cudaStream_t stream) {
+  const auto launch = p.group > 0
+                          ? p.tensor_cores ? launch_mma_group_weight_grad : launch_group_weight_grad
+                      : p.tensor_cores ? launch_mma_weight_grad
+                                       : launch_patch_weight_grad;
+  return launch(p, activations, stream);
 }
 
 }  // namespace wtconv::cuda

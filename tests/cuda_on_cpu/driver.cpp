@@ -120,9 +120,7 @@ const char* lowpass_planes(const LowpassPlanesLaunch& p, DType) {
 }
 
 const char* weight_grad(const PatchGradLaunch& p, DType dtype) {
-  if (p.group > 0) return launch_group_weight_grad(p, dtype, nullptr);
-  return p.cells > 0 || dtype == DType::kFloat32 ? launch_patch_weight_grad(p, dtype, nullptr)
-                                                 : launch_mma_weight_grad(p, dtype, nullptr);
+  return launch_patch_gradients(p, dtype, nullptr);
 }
 
 bool gives_input_grad(int element_bytes, int kernel_size, int cells) {

@@ -152,7 +152,21 @@ const char* run_planes(bool group, int bytes) {
   p.kernel_size = 5, p.levels = kLevels, p.tiles = kItems, p.tiles_y = p.tiles_x = 1;
   p.cells = 1, p.group = group ? kMmaGroup : 0, p.input_bytes = p.output_bytes = bytes;
   p.tensor_cores = true;
-  return launch_patch_operator(p, DType::kFloat16, 1, nullptr);
+  const char* error = launch_patch_operator(p, DType::kFloat16, 1, nullptr);
+  if (error || !group) return error;
+
+  std::vector<float> partials(channels * 2 * sum_count(5, 2));
+  std::vector<__half> bands(2 * kItems * channels * kArea / 16);
+  PatchGradLaunch g{};
+  g.grad_output = p.output, g.input = p.input;
+  g.partials = partials.data();
+  g.low_grad = bands.data(), g.low_input = bands.data() + bands.size() / 2;
+  g.batch = kItems, g.channels = channels, g.height = kRows, g.width = kCols, g.kernel_size = 5;
+  g.levels = 2, g.tiles_y = g.tiles_x = 1, g.tiles = kItems;
+  g.cells = 1, g.group = p.group, g.grad_bytes = g.input_bytes = bytes;
+  g.splits = g.together = 1, g.parts = 2;
+  g.tensor_cores = g.base_wanted = g.level_wanted = g.bias_wanted = true;
+  return launch_patch_gradients(g, DType::kFloat16, nullptr);
 }
 
 }  // namespace

@@ -193,11 +193,19 @@ int patch_bytes(const Problem& p, const PatchChoice& choice) {
 }
 
 int patch_grad_bytes(const Problem& p, const PatchChoice& choice) {
+  if (choice.group > 0 && choice.tensor_cores) {
+    return with_constant(MmaGroupKernelSizes(), p.kernel_size, [&](auto k) {
+      return with_constant(MmaGradLevels(), choice.levels, [&](auto l) {
+        return MmaGroupGradMemory<k(), l()>::bytes(p.height, p.width);
+      });
+    });
+  }
   if (choice.group > 0) return group_grad_memory(p, choice).bytes;
   return with_grad_memory(p, choice, [](auto memory) { return decltype(memory)::kBytes; });
 }
 
 int patch_grad_blocks(const Problem& p, const PatchChoice& choice) {
+  if (choice.group > 0 && choice.tensor_cores) return 1;
   if (choice.group > 0) return group_grad_memory(p, choice).blocks();
   return with_grad_memory(p, choice, [](auto memory) { return decltype(memory)::kBlocks; });
 }
@@ -230,6 +238,9 @@ int choose_lowpass_cells(const Problem& band, int down, const Device& device) {
 
 PatchChoice choose_patch_grad(const Problem& p, const Device& device, bool input_wanted) {
   if (!is_among(PlaneKernelSizes(), p.kernel_size)) return {};
+  const PatchChoice group{std::min(p.levels, largest(MmaGradLevels())), 1, kMmaGroup, true};
+  if (takes_mma_group(p, device) && patch_grad_bytes(p, group) <= device.shared_per_block)
+    return group;
   Problem one_level = p;
   one_level.levels = 1;
   const auto bytes_of = [&](const PatchChoice& choice) { return patch_grad_bytes(p, choice); };

@@ -225,7 +225,7 @@ class FormLowpass {
 
 // The same where `kWanted`, else nothing.
 struct FormNothing {
-  __device__ __forceinline__ explicit FormNothing(unsigned char*) {}
+  __device__ __forceinline__ explicit FormNothing(unsigned char*, bool = true) {}
 };
 template <bool kWanted, class W, int kLevel>
 using FormLowpassIf = std::conditional_t<kWanted, FormLowpass<W, kLevel>, FormNothing>;

@@ -13,9 +13,8 @@
 // plane come earlier, take longer (64x96x56x56 float16 L=5 on an H200: 0.164 ms for 0.130), and so
 // do bulk copies of rows of such pieces (0.169 ms).
 #include "../launch.cuh"
-#include "group.cuh"
 #include "mma_deep.cuh"
-#include "mma_group_layout.h"
+#include "mma_group.cuh"
 
 namespace wtconv::cuda {
 namespace {
@@ -24,25 +23,6 @@ struct MmaGroupLaunch {
   PatchLaunch patch;
   GroupBands pixels;
 };
-
-// f(i, row, col) of each pixel i of a plane that is this thread's.
-template <int kThreads, class F>
-__device__ __forceinline__ void for_each_pixel(const GroupBands& plane, int thread, F f) {
-  const int step_rows = plane.row_of(kThreads), step_cols = kThreads - step_rows * plane.cols;
-  int row = plane.row_of(thread), col = thread - row * plane.cols;
-#pragma unroll 2
-  for (int i = thread; row < plane.rows; i += kThreads) {
-    f(i, row, col);
-    col += step_cols, row += step_rows;
-    if (col >= plane.cols) col -= plane.cols, ++row;
-  }
-}
-
-// Where a pixel of the plane lies in a window.
-template <class W>
-__device__ __forceinline__ int window_at(int row, int col) {
-  return W::template row_at<0>(row + W::halo(0)) + W::shift(0) + W::lead(0) + col;
-}
 
 // The outputs of this lane, those within the plane, in place of the window's pixels: what lies
 // around them stays zero.

@@ -1,4 +1,4 @@
-// Shared memory of the tensor-core kernel for channels_last planes, in bytes. No CUDA header.
+// Shared memory of the tensor-core kernels for channels_last planes, in bytes. No CUDA header.
 #pragma once
 
 #include "mma_layout.h"
@@ -34,6 +34,24 @@ struct MmaGroupMemory {
   static constexpr int kPixels = kProducts + LowpassProducts<W, 0>::kBytes;
   static constexpr int bytes(int height, int width) {
     return kPixels + height * width * kGroup * 2;
+  }
+};
+
+// The same of the weight gradients: of a team the windows of both operands and LL of both. A thread
+// keeps the sums of both its channels, so that a warp takes rows of one parity of each.
+template <int K, int L>
+struct MmaGroupGradMemory : MmaGradShare<K, L, 1, 1, false> {
+  using Share = MmaGradShare<K, L, 1, 1, false>;
+  static constexpr int kGroup = kMmaGroup, kTeams = 4, kRounds = kGroup / kTeams;
+  static constexpr int kLow = Share::kWindow;
+  static constexpr int kTeam = kLow + Share::kLowInput + Share::kLowGrad;
+  static_assert(Share::kScratch <= kTeam, "fits the windows");
+
+  static constexpr int kFormInput = kTeams * kTeam;
+  static constexpr int kFormGrad = kFormInput + lowpass_bytes<typename Share::WX, L - 1>();
+  static constexpr int kPixels = kFormGrad + lowpass_bytes<typename Share::WG, L - 1>();
+  static constexpr int bytes(int height, int width) {
+    return kPixels + 2 * height * width * kGroup * 2;
   }
 };
 

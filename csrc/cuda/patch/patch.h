@@ -11,7 +11,7 @@
 //   planes that fit a tile, G x G to it     planes.cu          weight_grad*           planes*.cuh
 //   those that are a low-pass band of x     lowpass_planes.cu  -                     planes*.cuh
 //   those of a channels_last tensor         group_forward.cu   group_weight_grad.cu  group*
-//   and of these, half types of one tile    mma_group.cu       group_weight_grad.cu  mma*
+//   and of these, half types of one tile    mma_group.cu       mma_group_weight*     mma*
 //
 // weight_grad.cu gives the input gradient, too, where kInputGradFits (layout.h).
 //
@@ -124,6 +124,7 @@ struct PatchGradLaunch {
   int tiles_y, tiles_x, tiles;                // of a plane, and of a channel
   int cells, group, grad_bytes, input_bytes;  // as above
   int splits, together, parts;
+  bool tensor_cores;  // half types, as in choose.h
   bool base_wanted, level_wanted, bias_wanted;
   bool early;  // as above; groups of channels never do
   // The next kernel starts beside this one, not when it ends (groups of channels: when it ends).
