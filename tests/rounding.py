@@ -10,7 +10,7 @@ for random inputs, where the error budget (whose reference may be exact by luck)
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +35,12 @@ HALVES = (torch.float16, torch.bfloat16)
 ROUNDINGS = {torch.float32: 4.0, torch.float64: 8.0}
 CUTS = 16.0  # the same on tensor cores, which cut off where others round
 # What these take (csrc/cuda/patch/choose.cpp): NCHW planes with longer sides, and kernel sizes; of
-# channels_last planes, the operator alone takes those of a tile, of at most so many pixels (by
-# kernel size) and levels, and no fewer channels.
+# channels_last planes those of a tile, of at most so many pixels (by kernel size, of the operator,
+# and of the gradients of one level or more) and levels, and no fewer channels.
 SIDE, KERNEL_SIZES = 32, (3, 5, 7, 9)
-TILE, TILE_PIXELS, TILE_LEVELS, TILE_CHANNELS = 64, {3: 64 * 64, 5: 3544}, 5, 4
+TILE, TILE_LEVELS, TILE_CHANNELS = 64, 5, 4
+OPERATOR_PIXELS = {3: TILE**2, 5: 3544}
+GRADIENT_PIXELS = {1: {3: TILE**2, 5: TILE**2}, 2: {3: 3736, 5: 3520}}
 
 
 @dataclass(frozen=True)
@@ -75,16 +77,19 @@ def laws(arguments: Sequence[Any], grad_output: Tensor) -> list[Law]:
     eps, sums = torch.finfo(x.dtype).eps, torch.finfo(accumulator).eps
     exact = Law(ROUNDINGS[accumulator] * sums)
     in_nchw = any(_in_nchw(tensor) for tensor in (x, grad_output))
-    if not _on_tensor_cores(x, weight.shape[-1], levels, in_nchw):
-        return [exact] * (5 + 2 * levels)
+    of_operator, of_gradients = (
+        _on_tensor_cores(x, weight.shape[-1], levels, in_nchw, pixels)
+        for pixels in (OPERATOR_PIXELS, GRADIENT_PIXELS.get(min(levels, 2), {}))
+    )
     of_tiles = max(x.shape[2:]) > TILE
     met = 3 if levels == 3 and weight.shape[-1] <= 5 and of_tiles else min(levels, 2)
     operator = Law(CUTS * sums + eps / 2 * met, relative=eps)
-    if not in_nchw:
-        return [operator] * 2 + [exact] * (3 + 2 * levels)
+    outputs = [operator if of_operator else exact] * 2
+    if not of_gradients:
+        return outputs + [exact] * (3 + 2 * levels)
     of_weights, of_scales = _noise_of_bands(arguments, grad_output)
     noise = [0.0] * 3 + of_weights[:levels] + of_scales[:levels]
-    return [operator] * 2 + [Law(CUTS * sums, tensor) for tensor in noise]
+    return outputs + [Law(CUTS * sums, tensor) for tensor in noise]
 
 
 def output_and_gradients(
@@ -150,13 +155,15 @@ def _in_nchw(tensor: Tensor) -> bool:
     return tensor.shape[1] == 1 or tensor.stride(1) != 1 or tensor.is_contiguous()
 
 
-def _on_tensor_cores(x: Tensor, kernel_size: int, levels: int, in_nchw: bool) -> bool:
-    """Whether any of the results may come from there."""
+def _on_tensor_cores(
+    x: Tensor, kernel_size: int, levels: int, in_nchw: bool, pixels: Mapping[int, int]
+) -> bool:
+    """Whether results may come from there; ``pixels`` of channels_last planes by kernel size."""
     if not (x.is_cuda and x.dtype in HALVES and min(x.shape[2:]) > SIDE):
         return False
     if in_nchw:
         return kernel_size in KERNEL_SIZES
-    fits = max(x.shape[2:]) <= TILE and x[0, 0].numel() <= TILE_PIXELS.get(kernel_size, 0)
+    fits = max(x.shape[2:]) <= TILE and x[0, 0].numel() <= pixels.get(kernel_size, 0)
     return fits and levels <= TILE_LEVELS and x.shape[1] >= TILE_CHANNELS
 
 
