@@ -19,11 +19,6 @@
 namespace wtconv::cuda {
 namespace {
 
-struct MmaGroupLaunch {
-  PatchLaunch patch;
-  GroupBands pixels;
-};
-
 // The outputs of this lane, those within the plane, in place of the window's pixels: what lies
 // around them stays zero.
 template <class W, class T>
@@ -67,7 +62,7 @@ __device__ __forceinline__ void store_pixel(const PatchLaunch& p, int channels,
 
 template <class T, int K>
 __global__ void __launch_bounds__(kPatchThreads* MmaGroupMemory<K>::kTeams, 1)
-    mma_group_kernel(const __grid_constant__ MmaGroupLaunch launch) {
+    mma_group_kernel(const __grid_constant__ MmaGroupLaunch<PatchLaunch> launch) {
   using M = MmaGroupMemory<K>;
   using W = typename M::W;
   constexpr int kThreads = kPatchThreads * M::kTeams, kGroup = M::kGroup, kTeams = M::kTeams;
@@ -199,7 +194,7 @@ const char* launch_mma_group(const PatchLaunch& p, DType activations, int multip
   const auto run = [&](auto t) {
     return with_constant(MmaGroupKernelSizes(), p.kernel_size, [&](auto k) {
       using M = MmaGroupMemory<k()>;
-      MmaGroupLaunch launch{p, GroupAllocator{M::kGroup, 0}.dense(p.height, p.width)};
+      MmaGroupLaunch launch(p);
       const int groups = ceil_div(p.channels, M::kGroup);
       launch.patch.splits = split_tiles(groups, p.batch, multiprocessors);
       return launch_kernel(&mma_group_kernel<decltype(t), k()>, launch,

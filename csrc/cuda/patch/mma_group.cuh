@@ -8,6 +8,16 @@
 
 namespace wtconv::cuda {
 
+// A launch of patch.h, and the pixels of a plane as they lie in shared memory.
+template <class Patch>
+struct MmaGroupLaunch {
+  Patch patch;
+  GroupBands pixels;
+
+  explicit MmaGroupLaunch(const Patch& p)
+      : patch(p), pixels(GroupAllocator{kMmaGroup, 0}.dense(p.height, p.width)) {}
+};
+
 // f(i, row, col) of each pixel i of a plane that is this thread's.
 template <int kThreads, class F>
 __device__ __forceinline__ void for_each_pixel(const GroupBands& plane, int thread, F f) {

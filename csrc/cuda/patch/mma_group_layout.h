@@ -41,7 +41,7 @@ struct MmaGroupMemory {
 // keeps the sums of both its channels, so that a warp takes rows of one parity of each.
 template <int K, int L>
 struct MmaGroupGradMemory : MmaGradShare<K, L, 1, 1, false> {
-  using Share = MmaGradShare<K, L, 1, 1, false>;
+  using Share = typename MmaGroupGradMemory::MmaGradShare;
   static constexpr int kGroup = kMmaGroup, kTeams = 4, kRounds = kGroup / kTeams;
   static constexpr int kLow = Share::kWindow;
   static constexpr int kTeam = kLow + Share::kLowInput + Share::kLowGrad;

@@ -17,14 +17,9 @@
 namespace wtconv::cuda {
 namespace {
 
-struct MmaGroupGradLaunch {
-  PatchGradLaunch patch;
-  GroupBands pixels;
-};
-
 template <class T, int K, int L>
 __global__ void __launch_bounds__(kPatchThreads* MmaGroupGradMemory<K, L>::kTeams, 1)
-    mma_group_weight_grad_kernel(const __grid_constant__ MmaGroupGradLaunch launch) {
+    mma_group_weight_grad_kernel(const __grid_constant__ MmaGroupLaunch<PatchGradLaunch> launch) {
   using M = MmaGroupGradMemory<K, L>;
   using WX = typename M::WX;
   using WG = typename M::WG;
@@ -139,7 +134,7 @@ const char* launch_mma_group_weight_grad(const PatchGradLaunch& p, DType activat
     return with_constant(MmaGroupKernelSizes(), p.kernel_size, [&](auto k) {
       return with_constant(MmaGradLevels(), p.levels, [&](auto l) {
         using M = MmaGroupGradMemory<k(), l()>;
-        const MmaGroupGradLaunch launch{p, GroupAllocator{M::kGroup, 0}.dense(p.height, p.width)};
+        const MmaGroupLaunch launch(p);
         return launch_kernel(&mma_group_weight_grad_kernel<decltype(t), k(), l()>, launch,
                              int64_t(ceil_div(p.channels, M::kGroup)) * p.splits,
                              dim3(kPatchThreads, M::kTeams), M::bytes(p.height, p.width), stream);

@@ -221,7 +221,7 @@ struct MmaGradShare {
 // at one level, where registers spill, 8x64x512x512 K = 5 0.197 and 0.189.
 template <int K, int L>
 struct MmaGradMemory : MmaGradShare<K, L, K <= 5 ? 2 : 1, L == 1 ? 2 : 1, (L > 1)> {
-  using Share = MmaGradShare<K, L, K <= 5 ? 2 : 1, L == 1 ? 2 : 1, (L > 1)>;
+  using Share = typename MmaGradMemory::MmaGradShare;
   static constexpr int kFormInput = 2 * Share::kWindow + Share::kLowInput + Share::kLowGrad;
   static constexpr int kFormGrad = kFormInput + lowpass_bytes<typename Share::WX, L - 1>();
   static constexpr int kBytes = kFormGrad + lowpass_bytes<typename Share::WG, L - 1>();

@@ -312,8 +312,8 @@ __global__ void __launch_bounds__(kPatchThreads, GradMemory<sizeof(T), K, G, kIn
       if (p.levels > 1) sum_deep_levels();
       if constexpr (kInputGrad) finish_input(sum);
       if (n == tiles.count) let_next_grid_start();
-      for (; part < p.parts && end_of(part) <= n;
-           ++part) {  // where parts are more than tiles, some have none
+      // Where parts are more than tiles, some have none.
+      for (; part < p.parts && end_of(part) <= n; ++part) {
         const int64_t index =
             (int64_t(tiles.channel) * p.splits + blockIdx.x / p.channels) * p.parts + part;
         write_partials(sums, p.levels, exchange, p.partials + index * sum_count(K, p.levels));
