@@ -5,8 +5,11 @@ WTCONV_CPU_ISA limits the kernels of a process; a test process of its own runs t
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,3 +65,42 @@ def test_numbers_are_right_with_every_instruction_set(isa: str) -> None:
 def test_limit_names_the_kernels_that_run() -> None:
     assert chosen("baseline") == "baseline"
     assert chosen("avx2") in ("avx2", "baseline")
+
+
+def isa_flags() -> dict[str, list[str]]:
+    """The compiler's flags of every instruction set, by its file, as the build chooses them."""
+    if not (TESTS.parent / "csrc").is_dir():
+        return {}
+    spec = importlib.util.spec_from_file_location("config", TESTS.parent / "csrc/build_config.py")
+    assert spec is not None and spec.loader is not None
+    config = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = config  # its dataclasses look there
+    spec.loader.exec_module(config)
+    x86 = config.platform.machine() in ("x86_64", "AMD64")
+    sources = config.cpp_sources(TESTS.parent, x86, None)
+    return {str(path): flags for path, flags in sources if path.stem.startswith("engine_")}
+
+
+@pytest.mark.parametrize("source", sorted(isa_flags()))
+def test_a_machine_without_an_instruction_set_can_load_its_kernels(
+    source: str, tmp_path: Path
+) -> None:
+    """Nothing runs as the library is loaded, and the linker takes no function from here for others.
+
+    Whichever machine runs this: a machine that lacks AVX-512 would stop at its first instruction.
+    """
+    if shutil.which("g++") is None or shutil.which("nm") is None:
+        pytest.skip("needs g++ and nm")
+    compiled = tmp_path / "engine.o"
+    subprocess.run(
+        ["g++", "-std=c++17", "-O0", "-fPIC", "-DWTCONV_X86=1", *isa_flags()[source]]
+        + ["-Icsrc", "-c", source, "-o", str(compiled)],
+        cwd=TESTS.parent,
+        check=True,
+        timeout=300,
+    )
+    assert b".init_array" not in compiled.read_bytes()
+    symbols = subprocess.run(["nm", compiled], capture_output=True, text=True, check=True).stdout
+    isa = Path(source).stem.removeprefix("engine_")
+    shared = re.findall(r"^\S+ [VWu] (\S+)$", symbols, re.MULTILINE)
+    assert [name for name in shared if f"3cpu{len(isa)}{isa}" not in name] == []

@@ -8,5 +8,5 @@ constexpr int kVectorBytes = 32;
 }  // namespace wtconv::cpu::avx2
 
 namespace wtconv::cpu {
-const Engine kEngineAvx2 = avx2::make_engine("avx2");
+constexpr Engine kEngineAvx2 = avx2::make_engine("avx2");
 }

@@ -8,5 +8,5 @@ constexpr int kVectorBytes = 64;
 }  // namespace wtconv::cpu::avx512
 
 namespace wtconv::cpu {
-const Engine kEngineAvx512 = avx512::make_engine("avx512");
+constexpr Engine kEngineAvx512 = avx512::make_engine("avx512");
 }

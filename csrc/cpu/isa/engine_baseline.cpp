@@ -8,5 +8,5 @@ constexpr int kVectorBytes = 16;
 }  // namespace wtconv::cpu::baseline
 
 namespace wtconv::cpu {
-const Engine kEngineBaseline = baseline::make_engine("baseline");
+constexpr Engine kEngineBaseline = baseline::make_engine("baseline");
 }
