@@ -72,7 +72,8 @@ def isa_flags() -> dict[str, list[str]]:
     if not (TESTS.parent / "csrc").is_dir():
         return {}
     spec = importlib.util.spec_from_file_location("config", TESTS.parent / "csrc/build_config.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     config = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = config  # its dataclasses look there
     spec.loader.exec_module(config)
@@ -92,13 +93,9 @@ def test_a_machine_without_an_instruction_set_can_load_its_kernels(
     if shutil.which("g++") is None or shutil.which("nm") is None:
         pytest.skip("needs g++ and nm")
     compiled = tmp_path / "engine.o"
-    subprocess.run(
-        ["g++", "-std=c++17", "-O0", "-fPIC", "-DWTCONV_X86=1", *isa_flags()[source]]
-        + ["-Icsrc", "-c", source, "-o", str(compiled)],
-        cwd=TESTS.parent,
-        check=True,
-        timeout=300,
-    )
+    command = ["g++", "-std=c++17", "-O0", "-fPIC", "-DWTCONV_X86=1", "-Icsrc"]
+    command += [*isa_flags()[source], "-c", source, "-o", str(compiled)]
+    subprocess.run(command, cwd=TESTS.parent, check=True, timeout=300)
     assert b".init_array" not in compiled.read_bytes()
     symbols = subprocess.run(["nm", compiled], capture_output=True, text=True, check=True).stdout
     isa = Path(source).stem.removeprefix("engine_")
