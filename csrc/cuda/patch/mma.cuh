@@ -214,11 +214,10 @@ class FormLowpass {
     }
 #pragma unroll
     for (int n = 0; n < P::kOfWarp; ++n) {
-      const unsigned to = place[n] >> 16 & ~kTwice;
-      if (to == kNowhere) continue;
-      uint32_t* target = reinterpret_cast<uint32_t*>(lowpass + to);
-      target[0] = pack<T>(sum[n][0], sum[n][1]);
-      if (place[n] >> 16 & kTwice) target[4 * W::pitch(kNext)] = pack<T>(sum[n][2], sum[n][3]);
+      const unsigned to = place[n] >> 16;  // two stores, so that neither needs a branch
+      uint32_t* target = reinterpret_cast<uint32_t*>(lowpass + (to & ~kTwice));
+      if (to != kNowhere) target[0] = pack<T>(sum[n][0], sum[n][1]);
+      if (to & kTwice) target[4 * W::pitch(kNext)] = pack<T>(sum[n][2], sum[n][3]);
     }
   }
 };

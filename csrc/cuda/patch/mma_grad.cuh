@@ -254,23 +254,24 @@ __device__ __forceinline__ float store_lowpass(const T* fine, const PatchGradLau
   static_assert(W::halo(kLevel) % kSize == 0, "the rows of a coefficient lie in one cell");
   const int rows = ceil_div(p.height, 1 << L), cols = ceil_div(p.width, 1 << L);
   const int first = threadIdx.x / kSide, col = threadIdx.x % kSide, x = (at.x >> L) + col;
-  if (x >= cols) return 0;
-  float sum = 0;
+  const int last = x < cols ? rows - (at.y >> L) : 0;  // those past it are zeros, as the pixels are
   const int64_t corner =
       ((int64_t(at.item) * p.channels + at.channel) * rows + (at.y >> L)) * cols + x;
-  const int last = min(kSide, rows - (at.y >> L));
+  float sum = 0;
 #pragma unroll 2
-  for (int r = first; r < last; r += kStep) {
+  for (int i = 0; i < kSide; i += kStep) {
+    const int r = first + i;
     const T* from = fine + W::template row_at<kLevel>(r * kSize + W::halo(kLevel)) +
                     W::lead(kLevel) + col * kSize;
     Vector<T, kSize> row[kSize];
 #pragma unroll
-    for (int i = 0; i < kSize; ++i)
-      row[i] = *reinterpret_cast<const Vector<T, kSize>*>(from + i * W::group(kLevel));
+    for (int j = 0; j < kSize; ++j)
+      row[j] = *reinterpret_cast<const Vector<T, kSize>*>(from + j * W::group(kLevel));
     const float value =
-        lowpass_of<kDown, float>([&](int i, int j) { return widen<float>(row[i].lane[j]); });
-    if (low) static_cast<T*>(low)[corner + r * cols] = narrow<T>(factor * value);
-    if (exact) exact[corner + r * cols] = value;
+        lowpass_of<kDown, float>([&](int j, int k) { return widen<float>(row[j].lane[k]); });
+    const int64_t to = corner + r * cols;
+    if (low && r < last) static_cast<T*>(low)[to] = narrow<T>(factor * value);
+    if (exact && r < last) exact[to] = value;
     sum += value;
   }
   return sum;
