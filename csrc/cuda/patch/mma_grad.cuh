@@ -252,6 +252,7 @@ __device__ __forceinline__ float store_lowpass(const T* fine, const PatchGradLau
   constexpr int kSide = kPatchTile >> L, kStep = kPatchThreads / kSide;
   constexpr int kDown = L - kLevel, kSize = 1 << kDown;
   static_assert(W::halo(kLevel) % kSize == 0, "the rows of a coefficient lie in one cell");
+  static_assert(kSide % kStep == 0, "a thread's last row is one of the tile");
   const int rows = ceil_div(p.height, 1 << L), cols = ceil_div(p.width, 1 << L);
   const int first = threadIdx.x / kSide, col = threadIdx.x % kSide, x = (at.x >> L) + col;
   const int last = x < cols ? rows - (at.y >> L) : 0;  // those past it are zeros, as the pixels are
