@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import importlib.util
 import os
 import shutil
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from source_tree import ROOT, load
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parent.parent
 CUDA, HOST = ROOT / "csrc" / "cuda", ROOT / "tests" / "cuda_on_cpu"
 KERNELS = [
     *("patch/planes.cu", "patch/weight_grad.cu", "patch/mma_forward.cu", "patch/forward.cu"),
@@ -132,18 +129,6 @@ class LowpassLaunch(Structure):
 MIRRORED = [PatchLaunch, LowpassPlanesLaunch, PatchGradLaunch, FinishLaunch, LowpassLaunch]
 
 
-def _build_config() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "emulator_config", ROOT / "csrc" / "build_config.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def compiler_command() -> list[str]:
     """g++ with the folders of the headers; skips, and says why, where something is missing."""
     if not CUDA.is_dir():
@@ -154,7 +139,7 @@ def compiler_command() -> list[str]:
     version = subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True, check=True)
     if int(version.stdout.split(".")[0]) < MIN_GXX:
         pytest.skip(f"needs g++ {MIN_GXX}, found {version.stdout.strip()}")
-    config = _build_config()
+    config = load("build_config")
     nvcc = config.find_nvcc()
     if nvcc is None:
         pytest.skip("needs the headers of a CUDA toolkit: nvcc not found")

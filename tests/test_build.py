@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import re
@@ -15,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from source_tree import ROOT, load
 
-ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = "wtconv_ops/libwtconv_ops.so"
 VARIABLES = ("WTCONV_CUDA", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CXX", "MAX_JOBS")
 PIP_WHEEL = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
@@ -25,17 +24,6 @@ HATCHLING = [sys.executable, "-m", "hatchling", "build"]
 pytestmark = pytest.mark.skipif(
     not (ROOT / "csrc").is_dir() or platform.system() != "Linux", reason="needs the source tree"
 )
-
-
-def load(name: str) -> ModuleType:
-    """A module of csrc, which is no package."""
-    spec = importlib.util.spec_from_file_location(f"tested_{name}", ROOT / "csrc" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
