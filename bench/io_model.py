@@ -138,8 +138,13 @@ class Plane:
     @property
     def tensor_cores(self) -> bool:
         """Whether weight gradients on tensor cores take it."""
-        most = LARGEST_MMA_GROUP if self.channels_last else self.side
-        return self.element_bytes == 2 and TILE // 2 < self.side <= most
+        if self.element_bytes != 2:
+            return False
+        if self.channels_last:
+            return TILE // 2 < self.side <= LARGEST_MMA_GROUP
+        # Of several planes to a tile; low-pass bands have too few tiles.
+        several = self.side > 8 and self.side % 2 == 0 and self.many and self.level == 0
+        return self.side > TILE // 2 or several
 
     @property
     def whole(self) -> bool:
@@ -188,8 +193,9 @@ class Plane:
         if self.side > TILE:
             return not self.channels_last
         # Sides of whole planes of which fewer blocks would run together with the input gradient.
-        low, high = (33, TILE) if self.element_bytes == 4 else (9, 16)
-        return self.whole and not low <= self.side <= high
+        # Of half types the operator has its own on tensor cores.
+        low = 33 if self.element_bytes == 4 else 9
+        return self.whole and not low <= self.side <= TILE
 
     def has_lowpass_on_chip(self, levels: int) -> bool:
         """Whether one launch forms the band ``levels`` levels down and runs all its levels."""

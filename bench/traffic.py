@@ -132,9 +132,9 @@ def models(
 ) -> dict[str, list[Stage]]:
     """The I/O models of a pass; of the backward pass there is only that of this package."""
     side = max(size.height, size.width)  # the models are of square planes
-    tiles = (
-        size.batch * size.channels * math.ceil(size.height / TILE) * math.ceil(size.width / TILE)
-    )
+    across = next(n for n in (8, 4, 2, 1) if n * side <= TILE or n == 1)  # planes of a tile
+    tiles = math.ceil(size.batch / across**2) * size.channels
+    tiles *= math.ceil(size.height / TILE) * math.ceil(size.width / TILE)
     plane = Plane(side, DTYPES[dtype].itemsize, layout == "channels_last", many=tiles >= MANY_TILES)
     if direction == "backward":
         return {"csrc/cuda": backward_stages(plane, levels)}

@@ -24,6 +24,7 @@ CUDA, HOST = ROOT / "csrc" / "cuda", ROOT / "tests" / "cuda_on_cpu"
 KERNELS = [
     *("patch/planes.cu", "patch/weight_grad.cu", "patch/mma_forward.cu", "patch/forward.cu"),
     *("patch/mma_weight_grad.cu", "patch/lowpass_planes.cu", "patch/group_forward.cu"),
+    *("patch/mma_planes.cu", "patch/mma_planes_weight_grad.cu"),
     *("patch/mma_group.cu", "patch/mma_group_weight_grad.cu"),
     *("patch/group_weight_grad.cu", "lowpass.cu", "finish.cu"),
 ]

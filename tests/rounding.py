@@ -10,7 +10,7 @@ for random inputs, where the error budget (whose reference may be exact by luck)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,13 +34,14 @@ HALVES = (torch.float16, torch.bfloat16)
 # Of a sum, in units of eps of its accumulator. Of float64 the reference errs as much.
 ROUNDINGS = {torch.float32: 4.0, torch.float64: 8.0}
 CUTS = 16.0  # the same on tensor cores, which cut off where others round
-# What these take (csrc/cuda/patch/choose.cpp): NCHW planes with longer sides, and kernel sizes; of
-# channels_last planes those of a tile, of at most so many pixels (by kernel size, of the operator,
-# and of the gradients of one level or more) and levels, and no fewer channels.
-SIDE, KERNEL_SIZES = 32, (3, 5, 7, 9)
-TILE, TILE_LEVELS, TILE_CHANNELS = 64, 5, 4
-OPERATOR_PIXELS = {3: TILE**2, 5: 3544}
-GRADIENT_PIXELS = {1: {3: TILE**2, 5: TILE**2}, 2: {3: 3736, 5: 3520}}
+# What these take (csrc/cuda/patch/choose.cpp): planes with a longer side, and kernel sizes, of
+# tiles of large planes one more; of channels_last planes those of a tile, of at most so many pixels
+# (by kernel size, of gradients of one level or more) and levels, and no fewer channels. Gradients
+# of several planes to a tile where each multiprocessor has so many tiles, by levels.
+SIDE, KERNEL_SIZES, TILE_KERNEL_SIZES = 8, (3, 5, 7), (3, 5, 7, 9)
+TILE, GROUP_KERNEL_SIZES, GROUP_LEVELS, GROUP_CHANNELS = 64, (3, 5), 5, 4
+GROUP_PIXELS = {1: {3: TILE**2, 5: TILE**2}, 2: {3: 3736, 5: 3520}}
+LEAST_TILES = {1: 3, 2: 3, 3: 8}
 
 
 @dataclass(frozen=True)
@@ -72,22 +73,21 @@ def laws(arguments: Sequence[Any], grad_output: Tensor) -> list[Law]:
       pixels a share of the magnitude would hide the loss of a row of them.
     """
     x, weight, *_, scales = arguments
-    levels = len(scales)
+    levels, kernel_size = len(scales), weight.shape[-1]
     accumulator = torch.float64 if x.dtype == torch.float64 else torch.float32
     eps, sums = torch.finfo(x.dtype).eps, torch.finfo(accumulator).eps
     exact = Law(ROUNDINGS[accumulator] * sums)
     in_nchw = any(_in_nchw(tensor) for tensor in (x, grad_output))
-    of_operator, of_gradients = (
-        _on_tensor_cores(x, weight.shape[-1], levels, in_nchw, pixels)
-        for pixels in (OPERATOR_PIXELS, GRADIENT_PIXELS.get(min(levels, 2), {}))
-    )
+    halves = x.is_cuda and x.dtype in HALVES
+    of_operator = halves and _operator_on_tensor_cores(x.shape, kernel_size, levels, in_nchw)
+    rounded = _rounded_bands(x, kernel_size, levels, in_nchw) if halves else None
     of_tiles = max(x.shape[2:]) > TILE
-    met = 3 if levels == 3 and weight.shape[-1] <= 5 and of_tiles else min(levels, 2)
+    met = 3 if levels == 3 and kernel_size <= 5 and of_tiles else min(levels, 2)
     operator = Law(CUTS * sums + eps / 2 * met, relative=eps)
     outputs = [operator if of_operator else exact] * 2
-    if not of_gradients:
+    if rounded is None:
         return outputs + [exact] * (3 + 2 * levels)
-    of_weights, of_scales = _noise_of_bands(arguments, grad_output)
+    of_weights, of_scales = _noise_of_bands(arguments, grad_output, rounded)
     noise = [0.0] * 3 + of_weights[:levels] + of_scales[:levels]
     return outputs + [Law(CUTS * sums, tensor) for tensor in noise]
 
@@ -155,36 +155,87 @@ def _in_nchw(tensor: Tensor) -> bool:
     return tensor.shape[1] == 1 or tensor.stride(1) != 1 or tensor.is_contiguous()
 
 
-def _on_tensor_cores(
-    x: Tensor, kernel_size: int, levels: int, in_nchw: bool, pixels: Mapping[int, int]
+def _is_channelwise(shape: Sequence[int], in_nchw: bool) -> bool:
+    """Whether kernels of one channel take a plane: in channels_last where others would idle."""
+    longest = max(shape[2:])
+    group = 32 if longest in (15, 16) else 16 if longest <= 14 else 8 if longest <= 32 else 4
+    return in_nchw or 2 * shape[1] < group
+
+
+def _group_on_tensor_cores(shape: Sequence[int], levels: int, most: int) -> bool:
+    """Whether channels_last planes of up to ``most`` pixels may be computed there."""
+    sides, pixels = shape[2:], shape[2] * shape[3]
+    fits = 2 * min(sides) > TILE and max(sides) <= TILE and pixels <= most
+    return fits and levels <= GROUP_LEVELS and shape[1] >= GROUP_CHANNELS
+
+
+def _operator_on_tensor_cores(
+    shape: Sequence[int], kernel_size: int, levels: int, in_nchw: bool
 ) -> bool:
-    """Whether results may come from there; ``pixels`` of channels_last planes by kernel size."""
-    if not (x.is_cuda and x.dtype in HALVES and min(x.shape[2:]) > SIDE):
+    """Whether outputs may come from there."""
+    shortest, longest = min(shape[2:]), max(shape[2:])
+    large = in_nchw and 2 * shortest > TILE and kernel_size in TILE_KERNEL_SIZES
+    if longest > TILE or large:
+        return large
+    if _is_channelwise(shape, in_nchw):
+        return longest > SIDE and kernel_size in KERNEL_SIZES
+    of_group = kernel_size in GROUP_KERNEL_SIZES
+    return of_group and _group_on_tensor_cores(shape, levels, TILE**2)
+
+
+def _gradients_on_tensor_cores(
+    shape: Sequence[int], kernel_size: int, levels: int, in_nchw: bool, multiprocessors: int
+) -> bool:
+    """Whether the weight gradients of a launch may come from there."""
+    shortest, longest = min(shape[2:]), max(shape[2:])
+    if kernel_size not in KERNEL_SIZES:
         return False
-    if in_nchw:
-        return kernel_size in KERNEL_SIZES
-    fits = max(x.shape[2:]) <= TILE and x[0, 0].numel() <= pixels.get(kernel_size, 0)
-    return fits and levels <= TILE_LEVELS and x.shape[1] >= TILE_CHANNELS
+    if in_nchw and 2 * shortest > TILE:
+        return True
+    if _is_channelwise(shape, in_nchw):
+        across = 4 if 4 * longest <= TILE else 2
+        tiles = math.ceil(shape[0] / across**2) * shape[1]
+        several = longest > SIDE and 2 * longest <= TILE and shape[3] % 2 == 0
+        return several and tiles >= LEAST_TILES[min(levels, 3)] * multiprocessors
+    most = GROUP_PIXELS[min(levels, 2)].get(kernel_size, 0)
+    return _group_on_tensor_cores(shape, levels, most)
+
+
+def _rounded_bands(x: Tensor, kernel_size: int, levels: int, in_nchw: bool) -> set[int] | None:
+    """The levels whose gradients come from a band that is rounded anew; None: not tensor cores'.
+
+    Those of a launch take the second level from a rounded band and hand a rounded one on.
+    """
+    multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    batch, channels, height, width = x.shape
+    rounded: set[int] = set()
+    done = 0
+    while done < levels and _gradients_on_tensor_cores(
+        (batch, channels, height, width), kernel_size, levels - done, in_nchw, multiprocessors
+    ):
+        rounded |= {done + 2, done + 3}
+        height, width = -(-height // 4), -(-width // 4)
+        done, in_nchw = done + 2, True
+    return rounded if done > 0 else None
 
 
 def _noise_of_bands(
-    arguments: Sequence[Any], grad_output: Tensor
+    arguments: Sequence[Any], grad_output: Tensor, rounded: set[int]
 ) -> tuple[list[Tensor | float], list[Tensor | float]]:
     """What rounded low-pass bands explain in each level's gradients, of its weight and its scale.
 
-    Seven times the standard deviation. A launch, of a plane of more than 32x32, rounds one band or
-    two; their errors stay in all deeper ones. The sums of a scale's taps may err alike.
+    Seven times the standard deviation. The error of a band that is ``rounded`` stays in all deeper
+    ones. The sums of a scale's taps may err alike.
     """
     x, *_, weights, scales = arguments
-    side, rounding = min(x.shape[2:]), 0.29 * torch.finfo(x.dtype).eps
+    rounding = 0.29 * torch.finfo(x.dtype).eps
     bands = [
         _Noisy(tensor.double(), torch.zeros_like(tensor).double()) for tensor in (x, grad_output)
     ]
     of_weights: list[Tensor | float] = [0.0]
     of_scales: list[Tensor | float] = [0.0]
     for level, (weight, scale) in enumerate(zip(weights[1:], scales[1:], strict=True), start=2):
-        rounded = side > SIDE << max(level - 3, 0)
-        bands = [band.lowpass(rounding if rounded else 0.0) for band in bands]
+        bands = [band.lowpass(rounding if level in rounded else 0.0) for band in bands]
         noise = 7 * _deviation(*bands, weight.shape)
         of_weights.append(scale.double().abs().view(-1, 1, 1, 1) * noise)
         of_scales.append((weight.double().abs() * noise).sum((1, 2, 3)).view_as(scale))

@@ -59,6 +59,7 @@ TILES = Sample(130, 136, 3, kernel_size=5, channels=3)
 SAMPLES = [
     (SMALL, torch.float16),
     (PLANES, torch.float16),
+    (PLANES, torch.float32),
     (LARGE, torch.float32),
     (TILES, torch.float16),
 ]
@@ -69,9 +70,10 @@ SAMPLE = pytest.mark.parametrize(("sample", "dtype"), SAMPLES, ids=str)
     ("sample", "dtype", "kernels"),
     [
         # All gradients in one launch; their partial sums in another.
-        (PLANES, torch.float16, {"weights": 1, "sums": 1}),
+        (PLANES, torch.float32, {"weights": 1, "sums": 1}),
         (LARGE, torch.float32, {"weights": 1, "sums": 1}),
         # All levels in one launch.
+        (PLANES, torch.float16, {"weights": 1, "sums": 1, "operator": 1}),
         (SMALL, torch.float16, {"weights": 1, "sums": 1, "operator": 1}),
         (LARGE, torch.float16, {"weights": 1, "sums": 1, "operator": 1}),
         # Two levels and the third.
@@ -90,6 +92,14 @@ def test_all_gradients(
 def test_frozen_parameters_cost_nothing(device: str, sample: Sample, dtype: torch.dtype) -> None:
     mask = [True] + [False] * (3 + 2 * sample.levels)
     assert roles(backward(sample, device, dtype, mask)) == {"operator": 1}
+
+
+def test_levels_past_two_of_many_small_planes_have_a_launch(device: str) -> None:
+    sample = Sample(28, 28, 4, kernel_size=5, channels=128, batch=64)
+    wanted = [True] * (4 + 2 * sample.levels)
+    kernels = backward(sample, device, torch.float16, wanted)
+    assert roles(kernels) == {"weights": 2, "sums": 1, "operator": 1}
+    assert roles(backward(sample, device, torch.float32, wanted)) == {"weights": 1, "sums": 1}
 
 
 def test_third_level_of_many_tiles_has_a_launch_of_the_operator(device: str) -> None:

@@ -59,8 +59,12 @@ class Forward:
     output_bytes: int | None = None  # of an access to the output, where others
     aligned: bool = False  # rows begin at 16 bytes whatever they are accessed by
     bulk_copies: bool = True
-    mma: bool = False  # tensor cores for planes of one tile; tiles of half types always take them
+    mma: bool = False  # tensor cores for a group of channels; other half types take them or not
     at_once: bool = False  # a low-pass band that the kernel before did not write
+
+    @property
+    def tensor_cores(self) -> bool:
+        return self.mma or (self.dtype != F32 and not self.group and self.cells < 8)
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
@@ -70,7 +74,8 @@ class Forward:
         return f"{dtype}-{size}-k{self.kernel}-L{self.levels}-{cells}-{'-'.join(flags)}"
 
 
-# Whole planes, G x G to a tile: full and partial groups, every width of access.
+# Whole planes, G x G to a tile: full and partial groups, every width of access. Half types take
+# tensor cores, but for the smallest planes.
 PLANES = [
     Forward((65, 1, 7, 7), 5, 3, F32, 8),
     Forward((70, 1, 8, 8), 3, 2, F32, 8, 16, multiprocessors=2),
@@ -93,12 +98,22 @@ PLANES = [
     Forward((1, 1, 61, 40), 7, 5, F16, 1, 16, rotate=True),
     Forward((2, 1, 50, 37), 5, 4, BF16, 1),
     Forward((1, 1, 1, 1), 5, 3, F32, 1),
-    # On tensor cores, the levels past 2 beside them.
-    Forward((3, 2, 56, 56), 5, 5, F16, 1, 16, mma=True),
-    Forward((2, 2, 55, 63), 5, 4, F16, 1, aligned=True, rotate=True, mma=True),
-    Forward((2, 1, 37, 64), 3, 3, BF16, 1, 16, bulk_copies=False, half_parameters=True, mma=True),
-    Forward((2, 1, 33, 41), 7, 5, F16, 1, rotate=True, mma=True),
-    Forward((1, 3, 64, 50), 7, 3, BF16, 1, last=True, base=False, mma=True),
+    Forward((3, 2, 56, 56), 5, 5, F16, 1, 16),
+    Forward((2, 2, 55, 63), 5, 4, F16, 1, aligned=True, rotate=True),
+    Forward((2, 1, 37, 64), 3, 3, BF16, 1, 16, bulk_copies=False, half_parameters=True),
+    Forward((2, 1, 33, 41), 7, 5, F16, 1, rotate=True),
+    Forward((1, 3, 64, 50), 7, 3, BF16, 1, last=True, base=False),
+    Forward((5, 1, 28, 28), 5, 4, F16, 2, 8),
+    Forward((9, 2, 32, 32), 5, 5, BF16, 2, 16, rotate=True, multiprocessors=2),
+    Forward((4, 1, 31, 17), 3, 3, F16, 2, 0, last=True),
+    Forward((6, 2, 18, 30), 5, 1, F16, 2, 4, rotate=True, output_bytes=0),
+    Forward((3, 1, 25, 24), 3, 2, BF16, 2, 16, half_parameters=True, base=False),
+    Forward((33, 1, 14, 14), 5, 3, F16, 4, 4, multiprocessors=2),
+    Forward((16, 2, 16, 16), 5, 4, F16, 4, 16, rotate=True, output_bytes=8),
+    Forward((17, 1, 9, 13), 3, 2, BF16, 4, 0, rotate=True),
+    Forward((5, 3, 15, 12), 3, 4, F16, 4, 8, half_parameters=True),
+    Forward((20, 1, 11, 16), 5, 1, BF16, 4, 16, base=False),
+    Forward((9, 1, 26, 32), 7, 2, F16, 2, 16, rotate=True),
 ]
 # Groups of channels: full and partial ones, every width of access, sizes and levels that are odd.
 GROUPS = [
@@ -216,7 +231,7 @@ def run_forward(
         # groups of channels, which read before they wait, only where the kernel before had it.
         early=(case.coarse or case.rotate or band) and (at_once or not case.group),
         reads_at_once=at_once,
-        tensor_cores=case.mma or (case.dtype != F32 and case.cells == 0),
+        tensor_cores=case.tensor_cores,
     )
     if launch.early and coarse is not None:
         kernels.write_late(coarse)
@@ -269,6 +284,21 @@ def test_gradients_that_the_half_type_holds_do_not_overflow_at_one_level(kernels
         weight /= 64
     _, y = run_forward(kernels, case, params, values, None)
     assert bool(torch.isfinite(y).all())
+
+
+@pytest.mark.parametrize("side", [16, 32])
+@pytest.mark.parametrize("kernel", [3, 5, 7])
+def test_infinity_stays_in_its_plane_of_a_tile(kernels: Emulator, kernel: int, side: int) -> None:
+    cells = 64 // side
+    case = Forward((cells**2, 1, side, side), kernel, 4, F16, cells, 16)
+    params, values = Parameters(1, kernel, 4, F32), torch.randn(case.shape)
+    for item, row, col in ((0, side - 1, side - 1), (cells, 0, 0), (cells + 1, side // 2, 0)):
+        ill = values.clone()
+        ill[item, 0, row, col] = torch.inf
+        _, y = run_forward(kernels, case, params, ill, None)
+        assert not bool(torch.isfinite(y[item]).all())
+        y[item] = 0
+        assert bool(torch.isfinite(y).all())
 
 
 @pytest.mark.parametrize("kernel", [3, 5])

@@ -68,6 +68,8 @@ def test_threads_of_a_block_do_not_race(tmp_path: Path) -> None:
     sources = {
         emulator.CUDA / "patch" / "forward.cu": watch,
         emulator.CUDA / "patch" / "mma_forward.cu": watch,
+        emulator.CUDA / "patch" / "mma_planes.cu": watch,
+        emulator.CUDA / "patch" / "mma_planes_weight_grad.cu": watch,
         emulator.CUDA / "patch" / "mma_group.cu": watch,
         emulator.CUDA / "patch" / "mma_group_weight_grad.cu": watch,
         emulator.CUDA / "patch" / "weight_grad.cu": watch,

@@ -160,7 +160,7 @@ def test_levels_of_a_launch_are_those_that_the_kernels_choose(tmp_path: Path) ->
     sides = (4, 7, 8, 9, 14, 15, 16, 17, 28, 32, 33, 48, 56, 58, 59, 64, 65)
     sides += (88, 100, 128, 130, 224, 256, 264, 512, 1024)
     cases = list(itertools.product(sides, (4, 2), (False, True), range(1, 6), (3, 5)))
-    cases = [(256, *case) for case in cases] + [(1, 130, 2, False, n, 5) for n in range(1, 6)]
+    cases = [(512, *case) for case in cases] + [(1, 130, 2, False, n, 5) for n in range(1, 6)]
     device = " ".join(map(str, DEVICES["sm_90"]))
     lines = [f"{' '.join(str(int(value)) for value in case)} {device}\n" for case in cases]
     done = subprocess.run(
@@ -236,7 +236,7 @@ def test_weight_gradients_of_large_float32_planes_hand_on_float32_bands_level_by
 
 @pytest.mark.parametrize("element_bytes", [4, 2])
 def test_weight_gradients_of_whole_planes_take_all_levels(element_bytes: int) -> None:
-    assert total(weight_gradient_stages(Plane(32, element_bytes), 5)) == 2
+    assert total(weight_gradient_stages(Plane(32, element_bytes, many=False), 5)) == 2
     # channels_last: one level, then all others of its bands in float32.
     stages = weight_gradient_stages(Plane(32, element_bytes, channels_last=True), 5)
     band = Fraction(4, element_bytes) / 4
@@ -251,6 +251,16 @@ def test_weight_gradients_of_half_types_take_two_levels_and_hand_on_half_bands()
         (2, 2 * (Fraction(1, 16) + Fraction(1, 256))),
         (4, 2 * Fraction(1, 256)),
     ]
+
+
+def test_weight_gradients_of_many_planes_of_half_types_take_two_levels() -> None:
+    for side in (10, 14, 28, 32):
+        stages = weight_gradient_stages(Plane(side, 2), 4)
+        band = Fraction(1, 16)
+        assert [(s.level, s.traffic) for s in stages] == [(0, 2 * (1 + band)), (2, 2 * band)]
+    for plane in (Plane(28, 2, many=False), Plane(17, 2), Plane(8, 2), Plane(28, 4)):
+        assert total(weight_gradient_stages(plane, 3)) == 2
+    assert not Plane(28, 2).gives_input_gradient(2)
 
 
 def test_whole_planes_leave_the_operator_the_band_of_their_first_level() -> None:

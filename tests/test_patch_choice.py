@@ -110,8 +110,9 @@ def assert_legal(problem: Problem, device: str, launch: Launch, most: int) -> No
     assert launch.tiles == tiles_of(problem, cells), problem
     if launch.tensor_cores:
         assert problem.element_bytes == 2, problem
-        assert min(problem.height, problem.width) > TILE // 2, problem
-        assert not cells or cells == 1, problem
+        assert cells in (0, 1, 2, 4), problem
+        if launch.group or not cells:
+            assert min(problem.height, problem.width) > TILE // 2, problem
     if launch.group:
         channels = math.ceil(problem.channels / launch.group) * launch.group
         assert problem.channels_last, problem
@@ -133,9 +134,10 @@ def assert_legal_gradient(problem: Problem, device: str, choice: Choice) -> None
     launch = choice.grad
     longest = max(problem.height, problem.width)
     of_group = launch.group == 8 and min(problem.height, problem.width) > TILE // 2
-    tensor_cores = problem.element_bytes == 2 and (launch.cells == 0 or of_group)
+    of_planes = launch.cells in (2, 4) and launch.group == 0 and launch.tensor_cores == 1
+    tensor_cores = problem.element_bytes == 2 and (launch.cells == 0 or of_group or of_planes)
     most = min(problem.levels, 2) if tensor_cores else 1
-    whole = launch.cells > 0 and launch.group == 0 and problem.kernel_size <= 5
+    whole = launch.cells > 0 and launch.group == 0 and problem.kernel_size <= 5 and not of_planes
     if whole and problem.levels <= {1: 5, 2: 5, 4: 4, 8: 3}[launch.cells]:
         most = problem.levels
     if launch.group == 32 and longest <= 8 and problem.levels == 2:
@@ -188,6 +190,8 @@ def test_every_choice_is_a_legal_launch(driver: Path, device: str) -> None:
     for problem, choice in zip(problems, choices, strict=True):
         if choice.forward.levels:
             assert_legal(problem, device, choice.forward, problem.levels)
+            whole = choice.forward.group == 0 and choice.forward.cells in (1, 2, 4)
+            assert not whole or choice.forward.tensor_cores == (problem.element_bytes == 2), problem
         if choice.grad.levels:
             assert_legal_gradient(problem, device, choice)
         assert_legal_lowpass(problem, device, choice)
@@ -202,13 +206,11 @@ def test_tensor_cores_take_planes_of_a_tile_with_all_their_levels(driver: Path) 
         problems = [Problem(64, 96, h, w, k, n, 4, 2, last) for (h, w), k, n in cases]
         for problem, choice in zip(problems, choose(driver, "sm_90", problems), strict=True):
             side = min(problem.height, problem.width), max(problem.height, problem.width)
-            fits = side[0] > TILE // 2 and side[1] <= TILE and problem.levels <= 5
+            fits = side[1] <= TILE and problem.levels <= 5
             if last:
-                # Eight channels of 5 x 5 taps leave room for so many pixels.
-                few = problem.kernel_size == 3 or problem.height * problem.width <= 3544
-                fits = fits and problem.kernel_size in (3, 5) and few
+                fits = fits and problem.kernel_size in (3, 5) and side[0] > TILE // 2
             else:
-                fits = fits and problem.kernel_size in (3, 5, 7) and problem.levels > 2
+                fits = fits and problem.kernel_size in (3, 5, 7)
             launch = choice.forward
             assert (launch.tensor_cores == 1 and launch.cells == 1) == fits, problem
             if fits:
@@ -220,6 +222,31 @@ def test_tensor_cores_take_planes_of_a_tile_with_all_their_levels(driver: Path) 
                 fits = side[0] > TILE // 2 and side[1] <= TILE and problem.levels <= 5
                 fits = fits and problem.height * problem.width <= most
                 assert (choice.grad.tensor_cores == 1) == fits, problem
+
+
+def test_tensor_cores_take_the_gradients_of_many_planes(driver: Path) -> None:
+    """Of even width, three tiles a multiprocessor, eight where further levels take a launch."""
+
+    def taken(*shape: int, levels: int, kernel: int = 5, element: int = 2) -> bool:
+        problem = Problem(*shape, kernel, levels, 4, element, 0)
+        (choice,) = choose(driver, "sm_90", [problem])
+        launch = choice.grad
+        assert not launch.tensor_cores or launch.levels == min(levels, 2)
+        return launch.tensor_cores == 1 and launch.cells in (2, 4)
+
+    assert DEVICES["sm_90"][0] == 132
+    assert taken(64, 192, 28, 28, levels=4)
+    assert taken(64, 384, 14, 14, levels=3, kernel=7)
+    assert not taken(64, 192, 28, 27, levels=4)
+    assert not taken(64, 192, 28, 28, levels=4, element=4)
+    assert not taken(64, 192, 28, 28, levels=4, kernel=9)
+    assert not taken(64, 192, 8, 8, levels=2)
+    assert not taken(64, 192, 56, 56, levels=2)
+    assert [taken(64, c, 16, 16, levels=2) for c in (98, 99)] == [False, True]  # 4 tiles each
+    assert [taken(64, c, 28, 28, levels=3) for c in (65, 66)] == [False, True]  # 16
+    # A patch kernel takes no third level of so few planes.
+    assert not taken(16, 512, 20, 20, levels=3)
+    assert taken(16, 512, 20, 20, levels=2)
 
 
 def test_input_gradient_of_three_levels_leaves_the_third_to_a_band(driver: Path) -> None:

@@ -37,17 +37,18 @@ class Gradient:
     early: bool = False
     aligned: bool = False  # rows begin at 16 bytes whatever they are accessed by
     bulk_copies: bool = True
+    mma: bool = False  # tensor cores for several planes of a tile
 
     @property
     def tensor_cores(self) -> bool:
         of_group = self.group == 8 and min(self.shape[2:]) > 32
-        return self.dtype != F32 and (self.cells == 0 or of_group)
+        return self.dtype != F32 and (of_group or self.cells == 0 or self.mma)
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
         dtype = str(self.dtype).removeprefix("torch.")
         cells = f"C{self.group}" if self.group else f"G{self.cells}"
-        form = f"k{self.kernel}-L{self.levels}-{cells}"
+        form = f"k{self.kernel}-L{self.levels}-{cells}{'-mma' * self.mma}"
         copies = "bulk" if self.bulk_copies else "pieces"
         return f"{dtype}-{size}-{form}-{self.splits}x{self.parts}-{copies}"
 
@@ -103,6 +104,20 @@ GRADIENTS += [
     Gradient((33, 1, 9, 13), 5, F16, 4, 2, 2, levels=4, level=False),
     Gradient((130, 2, 7, 7), 5, F32, 8, 4, 4, splits=2, parts=2, levels=3),
     Gradient((66, 1, 8, 5), 3, BF16, 8, levels=2, early=True),
+]
+# Several planes of a tile on tensor cores: full and partial groups, every width of access.
+GRADIENTS += [
+    Gradient((17, 2, 28, 28), 5, F16, 2, 8, 8, splits=2, parts=2, levels=2, mma=True),
+    Gradient((5, 1, 32, 32), 5, BF16, 2, 16, 16, parts=2, levels=2, early=True, mma=True),
+    Gradient((7, 2, 31, 17), 3, F16, 2, 2, 2, last=True, levels=2, mma=True),
+    Gradient((4, 1, 18, 30), 5, F16, 2, 4, 4, base=False, mma=True),
+    Gradient((6, 1, 25, 24), 3, BF16, 2, 16, 8, levels=2, low=False, mma=True),
+    Gradient((40, 2, 14, 14), 5, F16, 4, 2, 4, splits=3, levels=2, last_input=True, mma=True),
+    Gradient((33, 1, 16, 16), 5, F16, 4, 16, 16, parts=3, levels=2, mma=True),
+    Gradient((17, 1, 9, 13), 3, BF16, 4, 2, 2, levels=2, mma=True),
+    Gradient((5, 3, 15, 12), 3, F16, 4, 8, 4, low=False, mma=True),
+    Gradient((5, 1, 28, 30), 7, BF16, 2, 4, 4, levels=2, mma=True),
+    Gradient((20, 1, 15, 16), 7, F16, 4, 16, 2, splits=2, levels=2, level=False, mma=True),
 ]
 # Two levels of the smallest planes of a group of channels.
 GRADIENTS += [

@@ -79,6 +79,8 @@ const char* launch_lowpass(const LowpassLaunch& p, DType activations, cudaStream
 const char* launch_patch_forward(const PatchLaunch& p, int multiprocessors, cudaStream_t stream);
 const char* launch_mma_forward(const PatchLaunch& p, DType activations, int multiprocessors,
                                cudaStream_t stream);
+const char* launch_mma_planes(const PatchLaunch& p, DType activations, int multiprocessors,
+                              cudaStream_t stream);
 const char* launch_mma_group(const PatchLaunch& p, DType activations, int multiprocessors,
                              cudaStream_t stream);
 const char* launch_patch_planes(const PatchLaunch& p, DType activations, int multiprocessors,
@@ -94,6 +96,8 @@ const char* launch_patch_weight_grad(const PatchGradLaunch& p, DType activations
                                      cudaStream_t stream);
 const char* launch_mma_weight_grad(const PatchGradLaunch& p, DType activations,
                                    cudaStream_t stream);
+const char* launch_mma_planes_weight_grad(const PatchGradLaunch& p, DType activations,
+                                          cudaStream_t stream);
 const char* launch_forward(const TileLaunch& p, DType activations, cudaStream_t stream);
 
 // The patch kernel that a launch names.
@@ -101,16 +105,16 @@ inline const char* launch_patch_operator(const PatchLaunch& p, DType activations
                                          int multiprocessors, cudaStream_t stream) {
   if (p.cells == 0 && !p.tensor_cores) return launch_patch_forward(p, multiprocessors, stream);
   const auto launch = p.group > 0      ? p.tensor_cores ? launch_mma_group : launch_group_forward
-                      : p.tensor_cores ? launch_mma_forward
+                      : p.tensor_cores ? p.cells > 0 ? launch_mma_planes : launch_mma_forward
                                        : launch_patch_planes;
   return launch(p, activations, multiprocessors, stream);
 }
 inline const char* launch_patch_gradients(const PatchGradLaunch& p, DType activations,
                                           cudaStream_t stream) {
-  const auto launch = p.group > 0
-                          ? p.tensor_cores ? launch_mma_group_weight_grad : launch_group_weight_grad
-                      : p.tensor_cores ? launch_mma_weight_grad
-                                       : launch_patch_weight_grad;
+  const auto launch =
+      p.group > 0      ? p.tensor_cores ? launch_mma_group_weight_grad : launch_group_weight_grad
+      : p.tensor_cores ? p.cells > 0 ? launch_mma_planes_weight_grad : launch_mma_weight_grad
+                       : launch_patch_weight_grad;
   return launch(p, activations, stream);
 }
 

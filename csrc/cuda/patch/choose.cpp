@@ -4,6 +4,7 @@
 
 #include "group_layout.h"
 #include "mma_group_layout.h"
+#include "mma_planes_layout.h"
 
 namespace wtconv::cuda {
 namespace {
@@ -91,7 +92,7 @@ PatchChoice choose(const Problem& p, const Device& device, int group, int slots,
     return {};
   }
   const int longest = longest_side(p), shortest = std::min(p.height, p.width);
-  // Tensor cores take planes of one tile, too: no other plane would share it.
+  // Tensor cores take tiles of planes of one tile, too: no other plane would share it.
   const bool large = !p.channels_last && shortest > kPatchTile / 2 &&
                      (longest > kPatchTile || p.element_bytes == 2);
   if (!large && longest > kPatchTile) return {};
@@ -103,15 +104,6 @@ PatchChoice choose(const Problem& p, const Device& device, int group, int slots,
   }
   if (!large) return choose_planes(p, device, slots);
   const bool tensor_cores = p.element_bytes == 2;
-  if (longest <= kPatchTile && p.levels > 2) {
-    // All levels on chip: x is read once (64x96x56x56 float16 L=5 on an H200: 0.072 ms, in two
-    // kernels 0.095 ms).
-    const PatchChoice choice{p.levels, 1, 0, true};
-    if (is_among(PlaneKernelSizes(), p.kernel_size) && p.levels <= deepest_of(1) &&
-        patch_bytes(p, choice) <= device.shared_per_block) {
-      return choice;
-    }
-  }
   // Three levels on chip where they are all: the halo of the third costs less than a pass over x
   // for it alone, but that pass serves all levels past two (8x64x256x256 on an H100, float32: L=3
   // 0.183 ms; L=5 in two levels and the pass 0.216, in three 0.314 ms; 8x128x512x512 float16 on an
@@ -128,6 +120,14 @@ PatchChoice choose(const Problem& p, const Device& device, int group, int slots,
 // f of the layout of shared memory of a weight-gradient kernel, but of a group's.
 template <class F>
 int with_grad_memory(const Problem& p, const PatchChoice& choice, F f) {
+  if (choice.tensor_cores && choice.cells > 0) {
+    return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
+      return with_constant(MmaGradLevels(), choice.levels, [&](auto l) {
+        return with_constant(MmaPlaneGradCells(), choice.cells,
+                             [&](auto g) { return f(MmaPlanesGradMemory<k(), l(), g()>()); });
+      });
+    });
+  }
   return with_element(p.element_bytes, [&](auto element) {
     return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
       return with_constant(GradCells(), choice.cells, [&](auto g) {
@@ -145,6 +145,46 @@ int with_grad_memory(const Problem& p, const PatchChoice& choice, F f) {
 
 GroupGradMemory group_grad_memory(const Problem& p, const PatchChoice& choice) {
   return {p.height, p.width, p.kernel_size, choice.levels, p.element_bytes, choice.group};
+}
+
+// The choice for planes that fit a tile with all levels on tensor cores, no level where these
+// cannot take them. On an H200, float16, in ms, with and without: 64x192x28x28 L=4 0.039 and 0.069,
+// 64x384x14x14 L=3 0.027 and 0.045; 64x96x56x56 L=5 0.067, in two kernels 0.095.
+PatchChoice choose_mma_planes(const Problem& p, const PatchChoice& choice, const Device& device) {
+  const PatchChoice planes{p.levels, std::max(choice.cells, 1), 0, true};
+  const bool can = choice.levels > 0 && choice.group == 0 && p.element_bytes == 2 &&
+                   longest_side(p) <= kPatchTile && is_among(MmaPlaneCells(), planes.cells) &&
+                   is_among(PlaneKernelSizes(), p.kernel_size) &&
+                   p.levels <= deepest_of(planes.cells);
+  return can && patch_bytes(p, planes) <= device.shared_per_block ? planes : PatchChoice{};
+}
+
+// The same of their weight gradients: where rows are copied by more than an element, there are
+// tiles enough, more to pay for a launch of the levels past two, and a patch kernel takes these. On
+// an H200, float16, the whole backward in ms, with and without:
+//
+//   64x192x28x28 L=4   0.092  0.124   (23 tiles a multiprocessor)
+//   64x384x14x14 L=3   0.069  0.074   (12)
+//   32x256x16x16 L=2   0.026  0.028   (4)
+//   and not taken
+//   128x64x17x17 L=3   0.132  0.120   (16; rows copied by elements)
+//   16x256x20x20 L=3   0.081  0.057   (8; the tile kernel takes the third level)
+//   8x64x64x64 L=3     0.037  0.031   (1; that level is one of 16x16)
+PatchChoice choose_mma_plane_grads(const Problem& p, const PatchChoice& choice,
+                                   const Device& device) {
+  const PatchChoice planes{std::min(p.levels, largest(MmaGradLevels())), choice.cells, 0, true};
+  const int least = planes.levels == p.levels ? 3 : 8;  // tiles of a multiprocessor
+  const int64_t tiles = int64_t(p.channels) * patch_tiles(p, choice);
+  const bool can = p.element_bytes == 2 && choice.group == 0 && p.width % 2 == 0 &&
+                   is_among(MmaPlaneGradCells(), choice.cells) &&
+                   tiles >= least * device.multiprocessors &&
+                   patch_grad_bytes(p, planes) <= device.shared_per_block;
+  if (!can || planes.levels == p.levels) return can ? planes : PatchChoice{};
+  Problem deeper = p;
+  deeper.height = ceil_div(p.height, 1 << planes.levels);
+  deeper.width = ceil_div(p.width, 1 << planes.levels);
+  deeper.levels -= planes.levels, deeper.channels_last = false;
+  return choose_patch_grad(deeper, device, false).levels > 0 ? planes : PatchChoice{};
 }
 
 // Whether a launch of weight gradients gives the input gradient as well: where it takes all levels,
@@ -170,8 +210,10 @@ int patch_bytes(const Problem& p, const PatchChoice& choice) {
     return GroupForwardMemory(p.height, p.width, p.kernel_size, choice.levels, choice.group).bytes;
   }
   if (choice.tensor_cores && choice.cells > 0) {
-    return with_constant(PlaneKernelSizes(), p.kernel_size,
-                         [&](auto k) { return MmaMemory<k(), 2, Past::kOnChip>::kBytes; });
+    return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
+      return with_constant(MmaPlaneCells(), choice.cells,
+                           [&](auto g) { return MmaPlanesMemory<k(), g()>::kBytes; });
+    });
   }
   return with_element(p.element_bytes, [&](auto element) {
     if (choice.cells == 0) {
@@ -218,8 +260,11 @@ int patch_tiles(const Problem& p, const PatchChoice& choice) {
 PatchChoice choose_patch(const Problem& p, const Device& device) {
   const PatchChoice group{p.levels, 1, kMmaGroup, true};
   if (takes_mma_group(p, device) && patch_bytes(p, group) <= device.shared_per_block) return group;
-  return choose(p, device, forward_group_of(p), 0,
-                [&](const PatchChoice& choice) { return patch_bytes(p, choice); });
+  const PatchChoice choice =
+      choose(p, device, forward_group_of(p), 0,
+             [&](const PatchChoice& choice) { return patch_bytes(p, choice); });
+  const PatchChoice planes = choose_mma_planes(p, choice, device);
+  return planes.levels > 0 ? planes : choice;
 }
 
 int choose_lowpass_cells(const Problem& band, int down, const Device& device) {
@@ -249,6 +294,8 @@ PatchChoice choose_patch_grad(const Problem& p, const Device& device, bool input
   PatchChoice choice =
       choose(one_level, device, group_of(longest_side(p)), device.multiprocessors, bytes_of);
   if (choice.levels == 0) return choice;
+  const PatchChoice planes = choose_mma_plane_grads(p, choice, device);
+  if (planes.levels > 0) return planes;
   if (choice.cells == 0 && p.element_bytes == 2) {
     choice.levels = std::min(p.levels, largest(MmaGradLevels()));
   } else if (choice.group > 0) {

@@ -19,10 +19,10 @@ PatchChoice choose_patch(const Problem& problem, const Device& device);
 // of 16-byte pieces, and one kernel can form and filter them; else 0.
 int choose_lowpass_cells(const Problem& band, int down, const Device& device);
 // The base path and the first level; of half types larger than half a tile (channels_last: that fit
-// a tile) the first two; of channels_last planes of at most 8 x 8 both where there are two; of
-// other planes that fit a tile all, but for groups of channels and 7 x 7 taps. No level: the tile
-// kernel. `input_wanted`: the input gradient is wanted of the same levels; `input_grad` says
-// whether the launch gives it.
+// a tile), and of many that fit a tile, the first two; of channels_last planes of at most 8 x 8
+// both where there are two; of other planes that fit a tile all, but for groups of channels and 7 x
+// 7 taps. No level: the tile kernel. `input_wanted`: the input gradient is wanted of the same
+// levels; `input_grad` says whether the launch gives it.
 PatchChoice choose_patch_grad(const Problem& problem, const Device& device, bool input_wanted);
 
 // Shared memory that a block of the forward or weight-gradient kernel takes.

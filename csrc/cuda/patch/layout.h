@@ -208,13 +208,14 @@ struct GradMemory {
 //                                  that    own
 //   8x32x128x128 float32 L=1       0.039  0.043
 //   8x64x512x512 float32 L=1       0.803  0.802
-//   64x192x28x28 float16 L=4       0.155  0.167
 //   64x768x7x7 float16 L=2         0.100  0.107
 //   and with fewer blocks
 //   64x96x56x56 float32 L=5        0.315  0.270
-//   64x384x14x14 float16 L=3       0.118  0.089
+//
+// Half types have their operator on tensor cores where those take the planes.
 template <int kElement, int K, int G>
 constexpr bool kInputGradFits =
+    !(kElement == 2 && is_among(MmaPlaneCells(), G)) &&
     GradMemory<kElement, K, G, true>::kBlocks == GradMemory<kElement, K, G>::kBlocks;
 // The same of a kernel size that whole planes have, and of `cells` of GradCells.
 inline bool input_grad_fits(int element_bytes, int kernel_size, int cells) {

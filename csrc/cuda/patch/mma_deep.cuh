@@ -1,5 +1,5 @@
-// Levels past 2 of planes of one tile, beside the tensor cores: their few coefficients in float32,
-// dense, a warp for each band.
+// Levels past 2 of planes, G x G to a tile, beside the tensor cores: their few coefficients in
+// float32, dense, a warp for each band.
 #pragma once
 
 #include "mma_filter.cuh"
@@ -7,18 +7,18 @@
 
 namespace wtconv::cuda {
 
-// Their layout: that of a single plane of a tile.
-template <int K>
-using DeepPlane = typename DeepMemory<K>::P;
+// Their layout.
+template <int K, int G>
+using DeepPlanes = typename DeepMemory<K, G>::P;
 
 // The taps of a channel as read_taps() does, and those of the levels past 2, times 2^-level, from
 // `deep` on.
-template <int K>
+template <int K, int G = 1>
 __device__ void read_all_taps(const RawParameters& p, int channel, int levels,
                               ChannelTaps<K, 2>& taps, float* deep) {
   constexpr int kTaps = K * K, kFirst = slot_count(2);
   with_type(p.dtype, [&](auto t) {
-    read_scaled<K, DeepPlane<K>::kLevels, decltype(t)>(
+    read_scaled<K, DeepPlanes<K, G>::kLevels, decltype(t)>(
         p, channel, levels, [&](int slot, int tap, float value) {
           if (slot == slot_count(levels)) {
             taps.bias = value;
@@ -37,19 +37,22 @@ __device__ void read_all_taps(const RawParameters& p, int channel, int levels,
 
 // Filters the levels from 3 on, from LL1 in the window's layout. `raise` times the sum of four of
 // its values is LL2. Each warp has its own part of `raw` and of `filtered`.
-template <class W, int K, class T>
+template <class W, int K, int G = 1, class T>
 __device__ __forceinline__ void filter_deep(const T* lowpass, float raise, int levels,
                                             const float* deep_taps, float* raw, float* filtered) {
-  using P = DeepPlane<K>;
-  constexpr int kSide = P::side(3), kFirstCol = W::shift(1) + W::lead(1);
-  static_assert(W::cell(1) == 4 && kFirstCol % 4 == 0, "a coefficient of level 3 is a cell high");
+  using P = DeepPlanes<K, G>;
+  constexpr int kSide = P::side(3);
+  static_assert(W::cell(1) == 4 && W::own_col(1) % 4 == 0,
+                "a coefficient of level 3 is a cell high");
   const int band = threadIdx.x / 32, first = small_band<P>(3);
   for_each_small<kSide, 1>([&](int row, int col) {
     float low[2][2] = {};
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      const T* from = lowpass + W::template row_at<1>(W::halo(1) + r) + row * W::pitch(1);
-      const auto q = *reinterpret_cast<const Vector<T, 4>*>(from + kFirstCol + 4 * col);
+      const T* from =
+          lowpass + W::template row_at<1>(W::own_row(1) + r) + W::template cell_at<1>(row);
+      const auto q = *reinterpret_cast<const Vector<T, 4>*>(from + W::own_col(1) +
+                                                            W::template col_at<1>(4 * col));
 #pragma unroll
       for (int c = 0; c < 4; ++c) low[r / 2][c / 2] += raise * widen<float>(q.lane[c]);
     }
@@ -68,10 +71,10 @@ __device__ __forceinline__ void filter_deep(const T* lowpass, float raise, int l
 
 // What they add to the pixels below each of this lane's coefficients of level 2, two rows of two
 // (mma_filter.cuh): the closed form.
-template <int K>
+template <int K, int G = 1>
 __device__ __forceinline__ void synthesise_deep(const float* filtered, int levels,
                                                 float (&coarse)[2][2]) {
-  using P = DeepPlane<K>;
+  using P = DeepPlanes<K, G>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int y = lane / 4 * 2, first = warp * kWarpCols / 4 + lane % 4 / 2;
 #pragma unroll

@@ -6,8 +6,6 @@
 
 namespace wtconv::cuda {
 
-constexpr int kWarpCols = 16;  // pixels of a warp along x
-
 // The taps of a level, row by row: read from shared memory when they are wanted, or held in
 // registers.
 template <class W>
@@ -43,7 +41,8 @@ template <class W, class T, class Taps>
 __device__ __forceinline__ void filter_pixels(const T* pixels, const Taps& taps,
                                               float (&sum)[8][4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const T* corner = pixels + W::first_col(0) + warp * kWarpCols;
+  const T* corner = pixels + W::first_col(0) + W::template col_at<0>(warp * kWarpCols);
+  const int cell = W::template cell_at<0>(W::kGroups == 2 ? lane / 4 : lane % 8);
   InputRow<W::kGroups> in[W::kRows + 6];
   // Matrices (g, g + 8) x (first, second group) of a product are groups 0, 1, 1, 2 of a row of x.
   const auto load = [&](int i) {
@@ -51,9 +50,9 @@ __device__ __forceinline__ void filter_pixels(const T* pixels, const Taps& taps,
     if constexpr (W::kGroups == 2) {  // not aligned to 16 bytes
 #pragma unroll
       for (int m = 0; m < 4; ++m)
-        in[i].first[m] = load_pair(row + lane / 4 * W::pitch(0) + lane % 4 * 2 + (m + 1) / 2 * 8);
+        in[i].first[m] = load_pair(row + cell + lane % 4 * 2 + (m + 1) / 2 * 8);
     } else {
-      row += lane % 8 * W::pitch(0);
+      row += cell;
       load_matrices(row + (lane / 8 + 1) / 2 * 8, in[i].first);
       load_matrices(row + (2 + lane / 8 % 2) * 8, in[i].rest);
     }
@@ -79,8 +78,8 @@ __device__ __forceinline__ void filter_level1(const T* lowpass, const Taps& taps
   // Two rows of a cell at once: matrices (first, second row) x (first, second group).
   constexpr int kFirst = W::first_row(1), kPairs = W::kRows / 2 + 1;
   static_assert(kFirst % 2 == 0 && W::kRows % 2 == 0, "no pair of rows crosses two cells");
-  const T* corner = lowpass + lane % 8 * W::pitch(1) + lane / 8 % 2 * W::group(1) +
-                    W::first_col(1) + warp * kWarpCols / 2;
+  const T* corner = lowpass + W::template cell_at<1>(lane % 8) + lane / 8 % 2 * W::group(1) +
+                    W::first_col(1) + W::template col_at<1>(warp * kWarpCols / 2);
   uint32_t first[kPairs][4], rest[kPairs][2] = {};
   const auto load = [&](int pair) {
     const T* rows = corner + W::template row_at<1>(kFirst + 2 * pair);

@@ -1,5 +1,4 @@
-// The operator on large planes of half types, and on those of one tile, in one pass over memory, on
-// tensor cores.
+// The operator on large planes of half types in one pass over memory, on tensor cores.
 //
 // Analysis, filters and synthesis of one level, and the base path, are together one filter that
 // depends on the parity of the output pixel, of 2K x 2K taps for kernels of K x K:
@@ -26,13 +25,12 @@
 // K = 5 and adds a tenth of the products.
 //
 // x is read once with the halo (re-reads hit L1 or L2), y written once, and of levels past L their
-// reconstruction is read, in float32; those of a plane of one tile are computed here, up
-// to five levels and K = 7 (mma_deep.cuh). The taps are divided by a power of two per channel and
+// reconstruction is read, in float32. The taps are divided by a power of two per channel and
 // level, so that float16 holds them whatever their size; sums are float32. A value of x that is not
 // finite reaches every output whose products read it: 16 L columns and 2 K L rows, of columns 24 L
 // for K > 5.
 #include "../launch.cuh"
-#include "mma_deep.cuh"
+#include "mma_filter.cuh"
 
 namespace wtconv::cuda {
 namespace {
@@ -160,12 +158,12 @@ class TileCopies {
   __device__ __forceinline__ void wait_for_store() const { wait_for_box_reads(); }
 };
 
-template <class T, int K, int L, Past kPast>
-__global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kPast>::kBlocks)
+template <class T, int K, int L, bool kDeeper>
+__global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kDeeper>::kBlocks)
     mma_forward_kernel(const __grid_constant__ MmaForwardLaunch launch) {
   using W = MmaWindow<K, L>;
-  using M = MmaMemory<K, L, kPast>;
-  static_assert(kPast == Past::kNone || L == 2);  // as PatchLaunch::coarse says
+  using M = MmaMemory<K, L, kDeeper>;
+  static_assert(!kDeeper || L == 2);  // as PatchLaunch::coarse says
   const PatchLaunch& p = launch.patches;
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& taps = *reinterpret_cast<ChannelTaps<K, L>*>(shared + M::kTaps);
@@ -173,7 +171,6 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kPast>::kBlocks
   const auto fragments = [&](int level) {
     return reinterpret_cast<uint32_t*>(shared + M::fragments(level));
   };
-  const auto floats = [&](int offset) { return reinterpret_cast<float*>(shared + offset); };
 
   // Blocks that run together share the rims of their windows.
   const BlockTiles tiles = BlockTiles::strided(p);
@@ -183,11 +180,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kPast>::kBlocks
   copies.start_window(0, at);
   const FormLowpassIf<(L > 1), W, 0> form_level1(shared + M::products(1));
   const FormLowpassIf<(L > 2), W, 1> form_level2(shared + M::products(2));
-  if constexpr (M::kDeep) {
-    read_all_taps(p.params, tiles.channel, p.levels, taps, floats(M::kDeepTaps));
-  } else {
-    read_taps(p.params, tiles.channel, taps);
-  }
+  read_taps(p.params, tiles.channel, taps);
   __syncthreads();
   form_fragments<W, T, K, L, 0>(taps, fragments(0));
   if constexpr (L > 1) form_fragments<W, T, K, L, 1>(taps, fragments(1));
@@ -218,19 +211,12 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kPast>::kBlocks
     copies.wait_for_store();
     __syncthreads();
     if constexpr (L > 2) form_level2(band(1), average, band(2));
-    if constexpr (M::kDeep) {
-      filter_deep<W, K>(band(1), raise, p.levels, floats(M::kDeepTaps), floats(M::kRaw),
-                        floats(M::kFiltered));
-    }
     if constexpr (L > 1) filter_level1<W>(band(1), level1_taps, low1);
     if constexpr (L > 2) {
       __syncthreads();
       filter_level2<W>(band(2), fragments(2), low2);
     }
-    if constexpr (M::kDeep) {
-      __syncthreads();
-      synthesise_deep<K>(floats(M::kFiltered), p.levels, coarse);
-    } else if constexpr (kPast == Past::kRead) {
+    if constexpr (kDeeper) {
       wait_for_previous_grid();
       load_coarse<L>(p, at, coarse);
     }
@@ -239,23 +225,19 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kPast>::kBlocks
                                 L > 1 ? raise * taps.factor[L > 1 ? 1 : 0] : 0,
                                 L > 2 ? raise * raise * taps.factor[L > 2 ? 2 : 0] : 0};
     combine<L>(factors, low1, low2, sum);
-    if constexpr (M::kDeep) {
-      add_coarse<L>(1, coarse, sum);
-    } else if constexpr (kPast == Past::kRead) {
-      add_coarse<L>(kLowpassFactor<L>, coarse, sum);
-    }
+    if constexpr (kDeeper) add_coarse<L>(kLowpassFactor<L>, coarse, sum);
     stage_outputs(sum, copies.outputs());
     copies.commit_outputs();
   }
   copies.wait_for_store();
 }
 
-template <class T, int K, int L, Past kPast = Past::kNone>
+template <class T, int K, int L, bool kDeeper = false>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
-  using M = MmaMemory<K, L, kPast>;
+  using M = MmaMemory<K, L, kDeeper>;
   // No more shared memory than that: what copies of the other kind share stays in the L1 cache.
   constexpr int kOfMultiprocessor = shared_of_blocks(M::kBlocks, M::kBytes);
-  const auto kernel = &mma_forward_kernel<T, K, L, kPast>;
+  const auto kernel = &mma_forward_kernel<T, K, L, kDeeper>;
   MmaForwardLaunch launch{};
   launch.patches = p;
   share_tiles(launch.patches, M::kBlocks * multiprocessors);
@@ -276,14 +258,9 @@ const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t strea
 const char* launch_mma_forward(const PatchLaunch& p, DType activations, int multiprocessors,
                                cudaStream_t stream) {
   const auto run = [&](auto t) {
-    if (p.cells > 0) {
-      return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
-        return launch<decltype(t), k(), 2, Past::kOnChip>(p, multiprocessors, stream);
-      });
-    }
     return with_constant(PatchKernelSizes(), p.kernel_size, [&](auto k) {
       if (p.coarse) {
-        return p.levels == 2 ? launch<decltype(t), k(), 2, Past::kRead>(p, multiprocessors, stream)
+        return p.levels == 2 ? launch<decltype(t), k(), 2, true>(p, multiprocessors, stream)
                              : "no such patch kernel";
       }
       return with_constant(TileLevels(), p.levels, [&](auto l) -> const char* {

@@ -68,7 +68,7 @@ __device__ __forceinline__ void add_products(const T* input, const T* grad, Grad
   using WG = typename M::WG;
   constexpr int K = M::kKernelSize;
   constexpr bool kRest = GradSums<M>::kRest;
-  constexpr int kPitch = WX::pitch(kLevel), kColumns = WX::own(kLevel) / M::kShares;
+  constexpr int kColumns = WX::own(kLevel) / M::kShares;
   constexpr int kPairs = WX::cell(kLevel) / 2;  // rows f = 2 h + p of the cells, h < kPairs
   constexpr int kSets = K + kPairs - 1, kOperands = kPairs * M::kParities;
   constexpr int kFirst = WX::halo(kLevel) - K / 2 * 2;  // even
@@ -80,8 +80,8 @@ __device__ __forceinline__ void add_products(const T* input, const T* grad, Grad
   // Matrices of x: rows (m, m + 8) x columns (0, 8); past them rows (m, m + 8) x two sets. Those of
   // grad_output: rows (m, m + 8) x the f of two operands.
   const int x_row = lane % 8 + lane / 16 * 8, next = lane / 8 % 2;
-  const T* x = input + share.row * WX::group(kLevel) + x_row * kPitch + WX::lead(kLevel) -
-               WX::kLead + column;
+  const T* x = input + share.row * WX::group(kLevel) + WX::template cell_at<kLevel>(x_row) +
+               WX::lead(kLevel) - WX::kLead + WX::template col_at<kLevel>(column);
   const T* x_rest[2] = {x + 16 + next * (set_at(1) - set_at(0)),
                         x + 16 + next * (set_at(2) - set_at(1))};
   x += next * 8;
@@ -127,7 +127,9 @@ __device__ __forceinline__ void add_products(const T* input, const T* grad, Grad
 #pragma unroll
       for (int o = 0; o < kOperands; ++o) multiply_operand(o, bias, ones);
     }
-    x += 8, x_rest[0] += 8, x_rest[1] += 8, g += 8;
+    int further = 8;
+    if constexpr (WX::kGap > 0) further += (c + 8) % WX::plane(kLevel) == 0 ? WX::kGap : 0;
+    x += further, x_rest[0] += further, x_rest[1] += further, g += 8;
   }
 }
 

@@ -15,6 +15,7 @@
 #include "../launch.cuh"
 #include "mma_deep.cuh"
 #include "mma_group.cuh"
+#include "mma_planes.cuh"
 
 namespace wtconv::cuda {
 namespace {
@@ -26,14 +27,14 @@ __device__ __forceinline__ void write_outputs(const float (&value)[8][4], int he
                                               T* window) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = lane / 4 * W::cell(0), col = warp * kWarpCols + lane % 4 * 2;
-  T* corner = window + W::shift(0) + W::lead(0) + col + lane / 4 * W::pitch(0);
+  T* corner = window + W::own_col(0) + col + W::template cell_at<0>(lane / 4);
 #pragma unroll
   for (int f = 0; f < 8; ++f) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int left = width - col - 8 * h;
       if (row + f >= height || left <= 0) continue;
-      T* to = corner + W::template row_at<0>(W::halo(0) + f) + 8 * h;
+      T* to = corner + W::template row_at<0>(W::own_row(0) + f) + 8 * h;
       *reinterpret_cast<uint32_t*>(to) =
           pack<T>(value[f][2 * h], left > 1 ? value[f][2 * h + 1] : 0.0f);
     }
@@ -93,7 +94,6 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupMemory<K>::kTeams, 1)
 
   clear_group(all, shared, M::bytes(p.height, p.width));
   start(split);
-  const FormLowpass<W, 0> form_level1(shared + M::kProducts, team == 0);
 #pragma unroll 1
   for (int round = 0; round < M::kRounds; ++round) {
     auto& taps = *reinterpret_cast<ChannelTaps<K, 2>*>(window);
@@ -116,12 +116,12 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupMemory<K>::kTeams, 1)
 
   const auto spread = [&](int round, int i, int row, int col) {
     const auto value = *reinterpret_cast<const Vector<T, 4>*>(pixels + i * kGroup + 4 * round);
-    T* to = reinterpret_cast<T*>(shared) + window_at<W>(row, col);
+    T* to = reinterpret_cast<T*>(shared) + W::pixel_at(row, col);
 #pragma unroll
     for (int c = 0; c < kTeams; ++c) to[c * (M::kTeam / 2)] = value.lane[c];
   };
   const auto gather = [&](int row, int col) {
-    const T* from = reinterpret_cast<const T*>(shared) + window_at<W>(row, col);
+    const T* from = reinterpret_cast<const T*>(shared) + W::pixel_at(row, col);
     Vector<T, 4> value;
 #pragma unroll
     for (int c = 0; c < kTeams; ++c) value.lane[c] = from[c * (M::kTeam / 2)];
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupMemory<K>::kTeams, 1)
       return reinterpret_cast<const uint32_t*>(channel + M::fragments(level));
     };
     float sum[8][4] = {}, low1[2][4] = {}, coarse[2][2] = {};
-    if (p.levels > 1) form_level1(window, average, lowpass);
+    if (p.levels > 1) form_planes_lowpass<W>(window, average, lowpass);
     sync_team<kPatchThreads>(team);
     if (p.levels > 2) {
       filter_deep<W, K>(lowpass, raise, p.levels,

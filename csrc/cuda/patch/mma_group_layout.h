@@ -1,7 +1,7 @@
 // Shared memory of the tensor-core kernels for channels_last planes, in bytes. No CUDA header.
 #pragma once
 
-#include "mma_layout.h"
+#include "mma_planes_layout.h"
 
 namespace wtconv::cuda {
 
@@ -10,7 +10,7 @@ template <int K>
 struct MmaGroupMemory {
   static constexpr int kGroup = kMmaGroup, kTeams = 4, kRounds = kGroup / kTeams;
   static_assert(kTeams == 4, "what a thread moves of a pixel is a vector of four");
-  using W = MmaWindow<K, 2>;
+  using W = MmaPlanesWindow<K, 1, 8>;
   using Deep = DeepMemory<K>;
 
   // Of a team, from its first byte on: the window, which outputs take the place of; LL1; the levels
@@ -30,8 +30,7 @@ struct MmaGroupMemory {
   static constexpr int kChannel = kFactors + 16;
 
   static constexpr int kChannels = kTeams * kTeam;
-  static constexpr int kProducts = kChannels + kGroup * kChannel;
-  static constexpr int kPixels = kProducts + LowpassProducts<W, 0>::kBytes;
+  static constexpr int kPixels = kChannels + kGroup * kChannel;
   static constexpr int bytes(int height, int width) {
     return kPixels + height * width * kGroup * 2;
   }

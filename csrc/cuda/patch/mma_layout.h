@@ -7,6 +7,8 @@
 
 namespace wtconv::cuda {
 
+constexpr int kWarpCols = 16;  // pixels of a warp of the operator along x
+
 // Columns of x behind 8 columns of outputs: groups of 8, and those before the outputs.
 constexpr int column_groups(int kernel_size) { return kernel_size <= 5 ? 2 : 3; }
 constexpr int column_lead(int kernel_size) { return 4 * (column_groups(kernel_size) - 1); }
@@ -39,9 +41,12 @@ struct MmaWindow {
   // Stored column of the first: the filter of level 1 reads its inputs in pieces of 16 bytes.
   static constexpr int shift(int level) { return level == 1 ? (lead(1) - kLead) % 8 : 0; }
   static constexpr int pitch(int level) { return odd_pitch(shift(level) + cols(level)); }
-  // Row of the window, and stored column, of the first input of the tile's first outputs.
-  static constexpr int first_row(int level) { return halo(level) - K / 2 * 2; }
-  static constexpr int first_col(int level) { return shift(level) + lead(level) - kLead; }
+  // Row of the window, and stored column, of the tile's first, and of the first input of its first
+  // outputs.
+  static constexpr int own_row(int level) { return halo(level); }
+  static constexpr int own_col(int level) { return shift(level) + lead(level); }
+  static constexpr int first_row(int level) { return own_row(level) - K / 2 * 2; }
+  static constexpr int first_col(int level) { return own_col(level) - kLead; }
   // From the rows of one position in their cells to those of the next. A box begins at 128 bytes.
   // Other copies fill pieces of two rows at once, the end of one and the first of the next: they
   // lie in different banks where the groups are 64 bytes past a multiple of that.
@@ -57,6 +62,16 @@ struct MmaWindow {
   static constexpr int row_at(int row) {
     constexpr int kCell = cell(kLevel), kGroup = group(kLevel), kPitch = pitch(kLevel);
     return row % kCell * kGroup + row / kCell * kPitch;
+  }
+  // How far a cell, and a column, of the tile lie from its first.
+  template <int kLevel>
+  static constexpr int cell_at(int cell) {
+    constexpr int kPitch = pitch(kLevel);
+    return cell * kPitch;
+  }
+  template <int kLevel>
+  static constexpr int col_at(int col) {
+    return col;
   }
 };
 
@@ -99,25 +114,20 @@ struct alignas(16) ChannelTaps {
   float factor[L];                          // that the taps of a level were divided by
 };
 
-// Of the levels past 2 of a plane of one tile, in float32: what they are before their filter, what
-// after it, and their taps.
-template <int K>
+// Of the levels past 2 of planes, G x G to a tile, in float32: what they are before their filter,
+// what after it, and their taps.
+template <int K, int G = 1>
 struct DeepMemory {
-  using P = PlanesMemory<4, K, 1>;
+  using P = PlanesMemory<4, K, G>;
   static constexpr int kLevels = P::kLevels, kRaw = P::kSmallFloats * 4, kFiltered = kRaw;
   static constexpr int kTaps = (slot_count(kLevels) - slot_count(2)) * tap_floats(K) * 4;
 };
 
-// The levels past the L of a tile: there are none, what they reconstruct is read, or they are
-// computed here, where planes have one tile.
-enum class Past { kNone, kRead, kOnChip };
-
 // Shared memory of a block, in bytes: two windows, low-pass bands, outputs, the fragments of each
-// level, taps, and of levels past 2 on chip those before their filter in place of the outputs.
-template <int K, int L, Past kPast = Past::kNone>
+// level, taps. `kDeeper`: there are levels past the L of a tile, whose reconstruction is read.
+template <int K, int L, bool kDeeper = false>
 struct MmaMemory {
   using W = MmaWindow<K, L>;
-  static constexpr bool kDeep = kPast == Past::kOnChip;
   static constexpr int kWindow = W::size(0) * 2;
   static constexpr int band(int level) {
     return level == 1 ? 2 * kWindow : band(level - 1) + W::size(level - 1) * 2;
@@ -132,21 +142,16 @@ struct MmaMemory {
   static constexpr int products(int level) {
     return kBarrier + 16 + (level > 1 ? lowpass_bytes<W, (L > 2 ? L - 2 : 0)>() : 0);
   }
-  static constexpr int kRaw = kOutputs;
-  static_assert(DeepMemory<K>::kRaw <= kPatchTile * kPatchTile * 2, "fits the outputs");
-  static constexpr int kFiltered = kBarrier + 16 + lowpass_bytes<W, L - 1>();
-  static constexpr int kDeepTaps = kFiltered + (kDeep ? DeepMemory<K>::kFiltered : 0);
-  static constexpr int kBytes = kDeepTaps + (kDeep ? DeepMemory<K>::kTaps : 0);
+  static constexpr int kBytes = kBarrier + 16 + lowpass_bytes<W, L - 1>();
   // Whether the taps of a level stay in registers, of which a multiprocessor has enough for three
   // blocks then. On an H200, float16, K = 5, in ms, held and read from shared memory:
   //
   //   8x64x512x512 L=2   0.207  0.215  (four blocks)
   //   8x64x512x512 L=3   0.298  0.307  (those of level 1)
-  //   64x96x56x56 L=5    0.071  0.073  (four blocks)
   //   and not held
   //   8x64x512x512 L=5   0.360  0.337  (four blocks, which hide the wait for what is read)
   static constexpr bool holds(int level) {
-    const bool any = K <= 5 && L > 1 && kPast != Past::kRead;
+    const bool any = K <= 5 && L > 1 && !kDeeper;
     return any && (L == 2 ? level < 2 : level == 1);
   }
   static constexpr int kBlocks =  // memory decides past these
@@ -171,6 +176,7 @@ struct MmaGradWindow {
   static constexpr int rows(int level) { return own(level) + 2 * halo(level); }
   static constexpr int cells(int level) { return rows(level) / cell(level); }
   // Columns before the tile: the products' first column is aligned at either level.
+  static constexpr int kGap = 0;  // between planes: a tile is of one
   static constexpr int lead(int level) {
     if (!kHalo) return 0;
     return level == L - 1 ? kLead : round_up(2 * lead(level + 1) - kLead, 8) + kLead;
@@ -184,6 +190,15 @@ struct MmaGradWindow {
   static constexpr int row_at(int row) {
     constexpr int kCell = cell(kLevel), kGroup = group(kLevel), kPitch = pitch(kLevel);
     return row % kCell * kGroup + row / kCell * kPitch;
+  }
+  template <int kLevel>
+  static constexpr int cell_at(int cell) {
+    constexpr int kPitch = pitch(kLevel);
+    return cell * kPitch;
+  }
+  template <int kLevel>
+  static constexpr int col_at(int col) {
+    return col;
   }
   // One copy. Where x leads by an odd number of four columns, its pieces of 16 bytes in shared
   // memory are not aligned in the plane.

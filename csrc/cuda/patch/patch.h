@@ -9,6 +9,7 @@
 //   tiles of large planes, float32          forward.cu         weight_grad.cu        synthesis.cuh
 //   the same and planes of one tile, halves mma_forward.cu     mma_weight_grad.cu    mma*
 //   planes that fit a tile, G x G to it     planes.cu          weight_grad*           planes*.cuh
+//   and of these, half types                mma_planes.cu      mma_planes_weight*     mma*
 //   those that are a low-pass band of x     lowpass_planes.cu  -                     planes*.cuh
 //   those of a channels_last tensor         group_forward.cu   group_weight_grad.cu  group*
 //   and of these, half types of one tile    mma_group.cu       mma_group_weight*     mma*
@@ -48,6 +49,8 @@ using PlaneKernelSizes = Constants<3, 5, 7>;     // whole planes, and weight gra
 using PlaneCells = Constants<1, 2, 4, 8>;
 using LowpassCells = Constants<1, 2, 4>;      // of a low-pass band
 using GradCells = Constants<0, 1, 2, 4, 8>;   // 0: tiles of large planes, in float32
+using MmaPlaneCells = Constants<1, 2, 4>;     // the operator on planes of half types
+using MmaPlaneGradCells = Constants<2, 4>;    // their weight gradients, where there are many
 using MmaGroupKernelSizes = Constants<3, 5>;  // channels_last planes of half types of one tile
 constexpr int kMmaGroup = 8;                  // their channels of a block
 using TileLevels = Constants<1, 2, 3>;        // on chip, of a tile
@@ -91,7 +94,7 @@ struct PatchLaunch {
   // May start before the kernel before it ends, one of the same call, and read the input without
   // waiting for that (launch_kernel.cuh). Groups of channels and tensor cores always do the latter.
   bool early, reads_at_once;
-  bool tensor_cores;  // half types: tiles of large planes, and planes of one tile
+  bool tensor_cores;  // half types: tiles of large planes, and planes that fit a tile
 };
 
 constexpr int kLowpassDown = 2;

@@ -81,8 +81,12 @@ const char* launch_patch_planes(const PatchLaunch& p, DType activations, int mul
                                 cudaStream_t stream) {
   return dispatch_float(activations, [&](auto t) {
     return with_constant(PlaneKernelSizes(), p.kernel_size, [&](auto k) {
-      return with_constant(PlaneCells(), p.cells, [&](auto g) {
-        return launch<decltype(t), k(), g()>(p, multiprocessors, stream);
+      return with_constant(PlaneCells(), p.cells, [&](auto g) -> const char* {
+        if constexpr (sizeof(t) == 2 && is_among(MmaPlaneCells(), g())) {
+          return "no such patch kernel";
+        } else {
+          return launch<decltype(t), k(), g()>(p, multiprocessors, stream);
+        }
       });
     });
   });
