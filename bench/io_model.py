@@ -16,6 +16,7 @@ Source: Aflalo et al., 2026, sec. "WTConv is memory-bound" and "The resulting I/
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -25,15 +26,19 @@ from fractions import Fraction
 COMPULSORY = {"forward": 2, "training": 5}
 #: Pixels of a tile of ``csrc/cuda`` on each side.
 TILE = 64
-#: Tiles from which the input gradient of three levels leaves the third to a band: 12 for each of
-#: the 132 multiprocessors of an H100 or H200.
-MANY_TILES = 12 * 132
+#: Of an H100 or H200.
+MULTIPROCESSORS = 132
+#: Tiles from which the input gradient of three levels leaves the third to a band.
+TILES_TO_LEAVE_A_LEVEL = 12 * MULTIPROCESSORS
+#: Tiles from which tensor cores take the weight gradients of several planes to a tile: of up to two
+#: levels, and of more.
+TILES_OF_TWO_LEVELS, TILES_OF_MORE_LEVELS = 3 * MULTIPROCESSORS, 8 * MULTIPROCESSORS
 #: Largest channels_last plane of which a block of the weight gradients has all levels, of 5x5 taps.
 LARGEST_GRAD_PLANE = 88
 #: Side of the largest float32 plane in channels_last of which that of the patch kernels holds a
 #: group of channels.
 LARGEST_GRAD_GROUP = 58
-#: Of half types in channels_last, the largest that tensor cores take eight channels of.
+#: Of half types in channels_last, the largest that tensor cores take weight gradients of.
 LARGEST_MMA_GROUP = 59
 #: Sides of the planes in channels_last whose groups are the largest (``group_of``).
 SMALLEST = (*range(1, 9), 15, 16)
@@ -117,6 +122,12 @@ def fused_stages(levels: int) -> list[Stage]:
     return stages
 
 
+def tiles_of(batch: int, channels: int, side: int) -> int:
+    """Tiles of ``csrc/cuda/patch`` of square planes, or of those that share a tile."""
+    across = next(n for n in (8, 4, 2, 1) if n * side <= TILE or n == 1)  # planes of a tile
+    return math.ceil(batch / across**2) * channels * math.ceil(side / TILE) ** 2
+
+
 @dataclass(frozen=True)
 class Plane:
     """Square planes that a launch of ``csrc/cuda`` works on: x, or a low-pass band of it.
@@ -132,30 +143,29 @@ class Plane:
     element_bytes: int
     channels_last: bool = False
     level: int = 0  # levels below x
-    many: bool = True  # they have MANY_TILES or more
+    tiles: float = math.inf  # of all channels; :func:`tiles_of`
     size: Fraction = Fraction(1)  # in units of N
 
-    @property
-    def tensor_cores(self) -> bool:
-        """Whether weight gradients on tensor cores take it."""
+    def on_tensor_cores(self, levels: int) -> bool:
+        """Whether weight gradients of ``levels`` levels and more run on tensor cores."""
         if self.element_bytes != 2:
             return False
         if self.channels_last:
             return TILE // 2 < self.side <= LARGEST_MMA_GROUP
-        # Of several planes to a tile; low-pass bands have too few tiles.
-        several = self.side > 8 and self.side % 2 == 0 and self.many and self.level == 0
+        least = TILES_OF_TWO_LEVELS if levels <= 2 else TILES_OF_MORE_LEVELS
+        several = self.side > 8 and self.side % 2 == 0 and self.tiles >= least
         return self.side > TILE // 2 or several
 
-    @property
-    def whole(self) -> bool:
-        """Whether a launch of weight gradients takes all levels of such planes."""
+    def whole(self, levels: int) -> bool:
+        """Whether a launch of weight gradients takes all ``levels`` of such planes."""
         group = self.channels_last and (self.element_bytes == 2 or self.side <= LARGEST_GRAD_GROUP)
-        return self.side <= TILE and not group and not self.tensor_cores
+        return self.side <= TILE and not group and not self.on_tensor_cores(levels)
 
     @property
     def hands_on_channels_last(self) -> bool:
         """Whether the weight gradients leave low-pass bands in channels_last, else as planes."""
-        return self.channels_last and not self.whole and self.side in SMALLEST
+        group = self.channels_last and (self.element_bytes == 2 or self.side <= LARGEST_GRAD_GROUP)
+        return group and self.side in SMALLEST
 
     @property
     def tile_kernel(self) -> bool:
@@ -165,37 +175,39 @@ class Plane:
     def operator_levels(self, levels: int, input_gradient: bool = False) -> int:
         """Levels that a launch of the operator takes where ``levels`` are left.
 
-        The first launch of an ``input_gradient`` of ``many`` tiles leaves the third level to the
-        band that the weight gradients left.
+        The first launch of an ``input_gradient`` of many tiles leaves the third level to the band
+        that the weight gradients left.
         """
         if self.side <= (2 * TILE if self.channels_last else TILE):
             return levels
-        three = not self.channels_last and levels == 3 and not (input_gradient and self.many)
+        left = input_gradient and self.tiles >= TILES_TO_LEAVE_A_LEVEL
+        three = not self.channels_last and levels == 3 and not left
         return min(levels, 3 if three else 2)
 
     def gradient_levels(self, levels: int) -> int:
         """Levels that a launch of the weight gradients takes where ``levels`` are left."""
         if self.tile_kernel and self.side <= LARGEST_GRAD_PLANE:
             return levels
-        if self.whole and levels <= (3 if self.side <= 8 else 4 if self.side <= 16 else 5):
+        if self.whole(levels) and levels <= (3 if self.side <= 8 else 4 if self.side <= 16 else 5):
             return levels
         if self.channels_last and self.side <= 8 and levels == 2:
             return levels
-        return min(levels, 2 if self.tensor_cores or self.tile_kernel else 1)
+        return min(levels, 2 if self.on_tensor_cores(levels) or self.tile_kernel else 1)
 
     def gives_input_gradient(self, levels: int) -> bool:
         """Whether one launch gives the weight gradients of all ``levels`` and the input gradient.
 
         With 5x5 taps (``kInputGradFits``).
         """
-        if self.level > 0 or self.tensor_cores or self.gradient_levels(levels) < levels:
+        on_tensor_cores = self.on_tensor_cores(levels)
+        if self.level > 0 or on_tensor_cores or self.gradient_levels(levels) < levels:
             return False
         if self.side > TILE:
             return not self.channels_last
         # Sides of whole planes of which fewer blocks would run together with the input gradient.
         # Of half types the operator has its own on tensor cores.
         low = 33 if self.element_bytes == 4 else 9
-        return self.whole and not low <= self.side <= TILE
+        return self.whole(levels) and not low <= self.side <= TILE
 
     def has_lowpass_on_chip(self, levels: int) -> bool:
         """Whether one launch forms the band ``levels`` levels down and runs all its levels."""
@@ -214,6 +226,7 @@ class Plane:
             element_bytes=element_bytes,
             channels_last=channels_last,
             level=self.level + levels,
+            tiles=self.tiles / 4**levels,
             size=self.size * Fraction(element_bytes, self.element_bytes) / 4**levels,
         )
 
@@ -257,10 +270,10 @@ def weight_gradient_stages(plane: Plane, levels: int, low_levels: int = 0) -> li
             none; it is written where it is not one of those for the next launch.
     """
     name = "weight gradients"
-    taken = plane.gradient_levels(levels)
+    taken, on_tensor_cores = plane.gradient_levels(levels), plane.on_tensor_cores(levels)
     extra = Fraction(0)
-    if low_levels > 0 and (plane.tensor_cores or taken == levels):
-        extra = plane.band(taken if plane.tensor_cores else 1).size
+    if low_levels > 0 and (on_tensor_cores or taken == levels):
+        extra = plane.band(taken if on_tensor_cores else 1).size
     if taken == levels:
         return [Stage(name, plane.level, 2 * plane.size + extra)]
     band = plane.band(taken)
@@ -270,7 +283,7 @@ def weight_gradient_stages(plane: Plane, levels: int, low_levels: int = 0) -> li
             Stage(f"{name}, low-pass", plane.level, 2 * (plane.size + band.size)),
         ]
     else:
-        element_bytes = plane.element_bytes if plane.tensor_cores else 4
+        element_bytes = plane.element_bytes if on_tensor_cores else 4
         band = plane.band(taken, element_bytes, plane.hands_on_channels_last)
         stages = [Stage(name, plane.level, 2 * (plane.size + band.size) + extra)]
     return stages + weight_gradient_stages(band, levels - taken, max(0, low_levels - taken))
@@ -286,8 +299,8 @@ def lowpass_at_hand(plane: Plane, levels: int) -> int:
     most, down, band = plane.operator_levels(levels, input_gradient=True), 0, plane
     while most < levels:
         taken = band.gradient_levels(levels - down)
-        left = 1 if band.whole else taken
-        if down + left > most or (down > 0 and plane.tensor_cores):
+        left = 1 if band.whole(levels - down) else taken
+        if down + left > most or (down > 0 and plane.on_tensor_cores(levels)):
             break
         down += left
         if down + taken - left == levels:

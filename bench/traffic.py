@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +16,13 @@ from bench import ncu
 from bench.cuda_run import DTYPES
 from bench.environment import gpu_line, output_of
 from bench.io_model import (
-    MANY_TILES,
-    TILE,
     Plane,
     Stage,
     backward_stages,
     forward_stages,
     fused_stages,
     reference_stages,
+    tiles_of,
     total,
 )
 from bench.shapes import Size
@@ -132,10 +130,8 @@ def models(
 ) -> dict[str, list[Stage]]:
     """The I/O models of a pass; of the backward pass there is only that of this package."""
     side = max(size.height, size.width)  # the models are of square planes
-    across = next(n for n in (8, 4, 2, 1) if n * side <= TILE or n == 1)  # planes of a tile
-    tiles = math.ceil(size.batch / across**2) * size.channels
-    tiles *= math.ceil(size.height / TILE) * math.ceil(size.width / TILE)
-    plane = Plane(side, DTYPES[dtype].itemsize, layout == "channels_last", many=tiles >= MANY_TILES)
+    tiles = tiles_of(size.batch, size.channels, side)
+    plane = Plane(side, DTYPES[dtype].itemsize, layout == "channels_last", tiles=tiles)
     if direction == "backward":
         return {"csrc/cuda": backward_stages(plane, levels)}
     return {

@@ -77,7 +77,7 @@ def planes_of_a_tile(rng: Random) -> Shape:
 
 
 def tiles_of_a_plane(rng: Random) -> Shape:
-    """Tensor cores begin past 32 pixels, tiles past 64; rows of 8 n pixels may be aligned."""
+    """Past 32 pixels a plane has a tile, past 64 several; rows of 8 n pixels may be aligned."""
     height, width = (rng.choice([rng.randint(33, 152), 8 * rng.randint(5, 19)]) for _ in range(2))
     return rng.randint(1, 3), height, width
 

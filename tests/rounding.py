@@ -158,7 +158,7 @@ def _in_nchw(tensor: Tensor) -> bool:
 def _is_channelwise(shape: Sequence[int], in_nchw: bool) -> bool:
     """Whether kernels of one channel take a plane: in channels_last where others would idle."""
     longest = max(shape[2:])
-    group = 32 if longest in (15, 16) else 16 if longest <= 14 else 8 if longest <= 32 else 4
+    group = 4 if longest > 32 else 8 if longest > 16 else 16 if 8 < longest <= 14 else 32
     return in_nchw or 2 * shape[1] < group
 
 

@@ -22,6 +22,7 @@ from bench.io_model import (
     forward_stages,
     fused_stages,
     reference_stages,
+    tiles_of,
     total,
     training_stages,
     weight_gradient_stages,
@@ -160,7 +161,8 @@ def test_levels_of_a_launch_are_those_that_the_kernels_choose(tmp_path: Path) ->
     sides = (4, 7, 8, 9, 14, 15, 16, 17, 28, 32, 33, 48, 56, 58, 59, 64, 65)
     sides += (88, 100, 128, 130, 224, 256, 264, 512, 1024)
     cases = list(itertools.product(sides, (4, 2), (False, True), range(1, 6), (3, 5)))
-    cases = [(512, *case) for case in cases] + [(1, 130, 2, False, n, 5) for n in range(1, 6)]
+    cases = [(channels, *case) for channels in (32, 80, 300, 512) for case in cases]
+    cases += [(1, 130, 2, False, n, 5) for n in range(1, 6)]
     device = " ".join(map(str, DEVICES["sm_90"]))
     lines = [f"{' '.join(str(int(value)) for value in case)} {device}\n" for case in cases]
     done = subprocess.run(
@@ -171,7 +173,7 @@ def test_levels_of_a_launch_are_those_that_the_kernels_choose(tmp_path: Path) ->
     for case, choice in zip(cases, chosen, strict=True):
         taken, adjoint_taken, grad_taken, fused, tile_kernel, stays, input_grad = choice
         channels, side, element_bytes, channels_last, levels, kernel_size = case
-        plane = Plane(side, element_bytes, channels_last, many=channels > 1)
+        plane = Plane(side, element_bytes, channels_last, tiles=tiles_of(64, channels, side))
         assert plane.operator_levels(levels) == taken, case
         assert plane.gradient_levels(levels) == grad_taken, case
         if grad_taken < levels:
@@ -236,7 +238,7 @@ def test_weight_gradients_of_large_float32_planes_hand_on_float32_bands_level_by
 
 @pytest.mark.parametrize("element_bytes", [4, 2])
 def test_weight_gradients_of_whole_planes_take_all_levels(element_bytes: int) -> None:
-    assert total(weight_gradient_stages(Plane(32, element_bytes, many=False), 5)) == 2
+    assert total(weight_gradient_stages(Plane(32, element_bytes, tiles=1), 5)) == 2
     # channels_last: one level, then all others of its bands in float32.
     stages = weight_gradient_stages(Plane(32, element_bytes, channels_last=True), 5)
     band = Fraction(4, element_bytes) / 4
@@ -258,7 +260,7 @@ def test_weight_gradients_of_many_planes_of_half_types_take_two_levels() -> None
         stages = weight_gradient_stages(Plane(side, 2), 4)
         band = Fraction(1, 16)
         assert [(s.level, s.traffic) for s in stages] == [(0, 2 * (1 + band)), (2, 2 * band)]
-    for plane in (Plane(28, 2, many=False), Plane(17, 2), Plane(8, 2), Plane(28, 4)):
+    for plane in (Plane(28, 2, tiles=1), Plane(17, 2), Plane(8, 2), Plane(28, 4)):
         assert total(weight_gradient_stages(plane, 3)) == 2
     assert not Plane(28, 2).gives_input_gradient(2)
 

@@ -9,7 +9,7 @@ namespace wtconv::cuda {
 // A launch of a patch kernel.
 struct PatchChoice {
   int levels;     // of this launch; 0 where the tile kernel takes the problem
-  int cells;      // planes of a tile on each side, all levels on chip; 0: tiles of a large plane
+  int cells;      // planes of a tile on each side; 0: tiles of a large plane
   int group = 0;  // channels of a block, a channels_last plane a tile; 0: one channel
   bool tensor_cores = false;
   bool input_grad = false;  // of weight gradients: the launch gives the input gradient, too

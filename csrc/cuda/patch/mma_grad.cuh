@@ -26,7 +26,7 @@
 // too, and added there in a fixed order. Source: the adjoint law.
 //
 // A channel has a team of kPatchThreads threads, of which threadIdx.x counts. M, a memory of
-// mma_layout.h or mma_group_layout.h, says what of its products a warp takes.
+// mma_layout.h, mma_planes_layout.h or mma_group_layout.h, says what of its products a warp takes.
 #pragma once
 
 #include "mma.cuh"

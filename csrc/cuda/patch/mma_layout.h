@@ -176,7 +176,6 @@ struct MmaGradWindow {
   static constexpr int rows(int level) { return own(level) + 2 * halo(level); }
   static constexpr int cells(int level) { return rows(level) / cell(level); }
   // Columns before the tile: the products' first column is aligned at either level.
-  static constexpr int kGap = 0;  // between planes: a tile is of one
   static constexpr int lead(int level) {
     if (!kHalo) return 0;
     return level == L - 1 ? kLead : round_up(2 * lead(level + 1) - kLead, 8) + kLead;
@@ -200,6 +199,7 @@ struct MmaGradWindow {
   static constexpr int col_at(int col) {
     return col;
   }
+  static constexpr int kGap = 0;  // columns between planes: a tile is of one
   // One copy. Where x leads by an odd number of four columns, its pieces of 16 bytes in shared
   // memory are not aligned in the plane.
   static constexpr int kPiece = lead(0) % 8 == 0 ? 16 : 8;

@@ -4,8 +4,15 @@
 //   copy the planes (asynchronous; the next ones meanwhile) -> LL1 by MMA -> the levels past 2,
 //   outputs of level 2 by MMA -> y by MMA, in place of the window -> store
 //
-// The products are those of mma_forward.cu; the zeros between the planes are the convolution's
-// padding. x is read once and y written once.
+// The products are those of mma_forward.cu, whose rows are one of each eight-row cell of the tile:
+// a cell belongs to one plane, and a warp's 16 columns do, so that planes of up to 64, 32 or 16
+// pixels fill a tile. The zeros between the planes, one cell of pixels, are the convolution's
+// padding and all that taps reach (64x192x28x28 float16 L=4 on an H200: 0.039 ms, without tensor
+// cores 0.069).
+//
+// x is read once and y written once. Sums are float32, of taps and of LL1 rounded to the half type.
+// Of one level, the taps of the second are what shared memory held: their factor is finite, what it
+// multiplies zero. Source: sec. 3 of the paper.
 #include "../launch.cuh"
 #include "mma_deep.cuh"
 #include "mma_planes.cuh"

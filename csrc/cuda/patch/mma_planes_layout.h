@@ -89,6 +89,7 @@ struct MmaPlanesMemory {
   static constexpr int kTaps = fragments(2);
   static constexpr int kDeepTaps = kTaps + int(sizeof(ChannelTaps<K, 2>));
   static constexpr int kBytes = kDeepTaps + Deep::kTaps;
+  static_assert(kBytes <= 99 * 1024, "fits a block of sm_86, for no other kernel takes the planes");
   static constexpr int kBlocks = blocks_of(kBytes, 4);
 };
 

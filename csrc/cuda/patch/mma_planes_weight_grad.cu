@@ -1,7 +1,13 @@
 // The weight gradients of planes of half types that fit a tile G x G, G x G batch items of a
 // channel at once, on tensor cores: the base path and one level or two in one pass over both
-// tensors, as in mma_weight_grad.cu. The zeros between the planes of x are the convolution's
-// padding.
+// tensors.
+//
+//   copy the planes of g and of x, the next ones meanwhile -> L = 2: LL of both by MMA -> products,
+//   whose sums stay in registers over many tiles -> partial sums, as in mma_weight_grad.cu
+//
+// The zeros between the planes of x are the convolution's padding; those of g lie without. A
+// product is a sum over the planes of a row of cells, which is what the gradient is. Both tensors
+// are read once; low-pass bands for further levels leave in their type. Source: mma_grad.cuh.
 #include "../launch.cuh"
 #include "mma_grad.cuh"
 #include "mma_planes.cuh"

@@ -7,14 +7,16 @@
 //
 //   form                                    operator           weight gradients      shared code
 //   tiles of large planes, float32          forward.cu         weight_grad.cu        synthesis.cuh
-//   the same and planes of one tile, halves mma_forward.cu     mma_weight_grad.cu    mma*
+//   the same of half types                  mma_forward.cu     mma_weight_grad.cu    mma*
 //   planes that fit a tile, G x G to it     planes.cu          weight_grad*           planes*.cuh
-//   and of these, half types                mma_planes.cu      mma_planes_weight*     mma*
+//   and of these, half types past 8 x 8     mma_planes.cu      mma_planes_weight*     mma*
 //   those that are a low-pass band of x     lowpass_planes.cu  -                     planes*.cuh
 //   those of a channels_last tensor         group_forward.cu   group_weight_grad.cu  group*
 //   and of these, half types of one tile    mma_group.cu       mma_group_weight*     mma*
 //
-// weight_grad.cu gives the input gradient, too, where kInputGradFits (layout.h).
+// weight_grad.cu gives the input gradient, too, where kInputGradFits (layout.h). Of planes past 8 x
+// 8 in half types it gives the weight gradients where planes are few; of those past 32 x 32 that
+// fit a tile, mma_weight_grad.cu does.
 //
 // But on tensor cores (mma*) and in groups of channels, a thread computes a patch of 32 pixels from
 // its 8 coefficients of level 1 up.
