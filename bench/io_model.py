@@ -146,6 +146,11 @@ class Plane:
     tiles: float = math.inf  # of all channels; :func:`tiles_of`
     size: Fraction = Fraction(1)  # in units of N
 
+    @property
+    def in_groups(self) -> bool:
+        """Whether weight gradients take channels in groups, of planes that fit a tile."""
+        return self.channels_last and (self.element_bytes == 2 or self.side <= LARGEST_GRAD_GROUP)
+
     def on_tensor_cores(self, levels: int) -> bool:
         """Whether weight gradients of ``levels`` levels and more run on tensor cores."""
         if self.element_bytes != 2:
@@ -158,14 +163,12 @@ class Plane:
 
     def whole(self, levels: int) -> bool:
         """Whether a launch of weight gradients takes all ``levels`` of such planes."""
-        group = self.channels_last and (self.element_bytes == 2 or self.side <= LARGEST_GRAD_GROUP)
-        return self.side <= TILE and not group and not self.on_tensor_cores(levels)
+        return self.side <= TILE and not self.in_groups and not self.on_tensor_cores(levels)
 
     @property
     def hands_on_channels_last(self) -> bool:
         """Whether the weight gradients leave low-pass bands in channels_last, else as planes."""
-        group = self.channels_last and (self.element_bytes == 2 or self.side <= LARGEST_GRAD_GROUP)
-        return group and self.side in SMALLEST
+        return self.in_groups and self.side in SMALLEST
 
     @property
     def tile_kernel(self) -> bool:

@@ -244,6 +244,17 @@ __device__ __forceinline__ void write_partials(const GradSums<M> (&sum)[M::kLeve
   out[sum_count(K, L) - 1] = total;
 }
 
+// The coefficient of the low-pass band L levels down that begins at `from` in that of kLevel.
+template <class W, int L, int kLevel, class T>
+__device__ __forceinline__ float lowpass_at(const T* from) {
+  constexpr int kSize = 1 << (L - kLevel);
+  Vector<T, kSize> row[kSize];
+#pragma unroll
+  for (int j = 0; j < kSize; ++j)
+    row[j] = *reinterpret_cast<const Vector<T, kSize>*>(from + j * W::group(kLevel));
+  return lowpass_of<L - kLevel, float>([&](int j, int k) { return widen<float>(row[j].lane[k]); });
+}
+
 // The tile's own coefficients of the low-pass band L levels down to dense planes, from that of
 // kLevel (0: the pixels): times `factor` in the type of the pixels, and in float32, each where it
 // is not null. Returns the sum of those of this thread, unscaled.
@@ -252,7 +263,7 @@ __device__ __forceinline__ float store_lowpass(const T* fine, const PatchGradLau
                                                const TileIndex& at, float factor, void* low,
                                                float* exact) {
   constexpr int kSide = kPatchTile >> L, kStep = kPatchThreads / kSide;
-  constexpr int kDown = L - kLevel, kSize = 1 << kDown;
+  constexpr int kSize = 1 << (L - kLevel);
   static_assert(W::halo(kLevel) % kSize == 0, "the rows of a coefficient lie in one cell");
   static_assert(kSide % kStep == 0, "a thread's last row is one of the tile");
   const int rows = ceil_div(p.height, 1 << L), cols = ceil_div(p.width, 1 << L);
@@ -266,12 +277,7 @@ __device__ __forceinline__ float store_lowpass(const T* fine, const PatchGradLau
     const int r = first + i;
     const T* from = fine + W::template row_at<kLevel>(r * kSize + W::halo(kLevel)) +
                     W::lead(kLevel) + col * kSize;
-    Vector<T, kSize> row[kSize];
-#pragma unroll
-    for (int j = 0; j < kSize; ++j)
-      row[j] = *reinterpret_cast<const Vector<T, kSize>*>(from + j * W::group(kLevel));
-    const float value =
-        lowpass_of<kDown, float>([&](int j, int k) { return widen<float>(row[j].lane[k]); });
+    const float value = lowpass_at<W, L, kLevel>(from);
     const int64_t to = corner + r * cols;
     if (low && r < last) static_cast<T*>(low)[to] = narrow<T>(factor * value);
     if (exact && r < last) exact[to] = value;

@@ -19,12 +19,37 @@ constexpr int odd_pitch(int cols) { return round_up(cols - 8, 16) + 8; }
 // on an H200, mean over C = 32 to 128 and H = 128 to 512, K = 5, L = 3: 0.100 ms for 0.096).
 constexpr bool takes_boxes(int levels) { return levels < 3; }
 
+// Places in a window W, whose rows of equal position in their cells lie together.
+template <class W>
+struct CellRows {
+  // Where row `row` begins, counted from the window's first.
+  template <int kLevel>
+  static constexpr int row_at(int row) {
+    constexpr int kCell = W::cell(kLevel), kGroup = W::group(kLevel), kPitch = W::pitch(kLevel);
+    return row % kCell * kGroup + row / kCell * kPitch;
+  }
+};
+// The same of a tile of one plane: how far a cell, and a column, lie from the tile's first.
+template <class W>
+struct CellRowsOfPlane : CellRows<W> {
+  static constexpr int kGap = 0;  // columns between planes
+  template <int kLevel>
+  static constexpr int cell_at(int cell) {
+    constexpr int kPitch = W::pitch(kLevel);
+    return cell * kPitch;
+  }
+  template <int kLevel>
+  static constexpr int col_at(int col) {
+    return col;
+  }
+};
+
 // Where a tile lies in shared memory. Level 0 is the window of x as stored in memory; levels 1 to
 // L - 1 are its low-pass bands. Eight rows of pixels (four of level 1, two of level 2) make a cell:
 // the rows of equal position in their cells lie together, so that a product reads neighbouring rows
 // of each.
 template <int K, int L>
-struct MmaWindow {
+struct MmaWindow : CellRowsOfPlane<MmaWindow<K, L>> {
   static constexpr int kRows = 2 * K;  // rows behind two rows of outputs
   static constexpr int kGroups = column_groups(K), kLead = column_lead(K);
 
@@ -57,22 +82,6 @@ struct MmaWindow {
     return round_up(cells(level) * pitch(level) - past(level), level == 0 ? 64 : 8) + past(level);
   }
   static constexpr int size(int level) { return cell(level) * group(level); }
-  // Where row `row` of the window begins, counted from the halo's first.
-  template <int kLevel>
-  static constexpr int row_at(int row) {
-    constexpr int kCell = cell(kLevel), kGroup = group(kLevel), kPitch = pitch(kLevel);
-    return row % kCell * kGroup + row / kCell * kPitch;
-  }
-  // How far a cell, and a column, of the tile lie from its first.
-  template <int kLevel>
-  static constexpr int cell_at(int cell) {
-    constexpr int kPitch = pitch(kLevel);
-    return cell * kPitch;
-  }
-  template <int kLevel>
-  static constexpr int col_at(int col) {
-    return col;
-  }
 };
 
 // The products, of 16 rows and 8 columns, that form the low-pass band of level kLevel + 1, and the
@@ -167,7 +176,7 @@ struct MmaMemory {
 // L = 2, LL: x with a halo, or grad_output without. The rows of a cell are four, of LL two: the 16
 // rows of a product are those of equal position in 16 cells, and lie together.
 template <int K, bool kHalo, int L>
-struct MmaGradWindow {
+struct MmaGradWindow : CellRowsOfPlane<MmaGradWindow<K, kHalo, L>> {
   static constexpr int kGroups = column_groups(K), kLead = column_lead(K);
 
   static constexpr int own(int level) { return kPatchTile >> level; }
@@ -185,21 +194,6 @@ struct MmaGradWindow {
   static constexpr int pitch(int level) { return odd_pitch(cols(level)); }
   static constexpr int group(int level) { return cells(level) * pitch(level); }
   static constexpr int size(int level) { return cell(level) * group(level); }
-  template <int kLevel>
-  static constexpr int row_at(int row) {
-    constexpr int kCell = cell(kLevel), kGroup = group(kLevel), kPitch = pitch(kLevel);
-    return row % kCell * kGroup + row / kCell * kPitch;
-  }
-  template <int kLevel>
-  static constexpr int cell_at(int cell) {
-    constexpr int kPitch = pitch(kLevel);
-    return cell * kPitch;
-  }
-  template <int kLevel>
-  static constexpr int col_at(int col) {
-    return col;
-  }
-  static constexpr int kGap = 0;  // columns between planes: a tile is of one
   // One copy. Where x leads by an odd number of four columns, its pieces of 16 bytes in shared
   // memory are not aligned in the plane.
   static constexpr int kPiece = lead(0) % 8 == 0 ? 16 : 8;

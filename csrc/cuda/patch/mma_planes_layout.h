@@ -12,7 +12,7 @@ namespace wtconv::cuda {
 // the convolution: cells above each plane, which end the one before it, and columns before each.
 // The zeros before a row end the row before it.
 template <int K, int G, int kCellRows, bool kZeros = true>
-struct MmaPlanesWindow {
+struct MmaPlanesWindow : CellRows<MmaPlanesWindow<K, G, kCellRows, kZeros>> {
   static constexpr int kRows = 2 * K, kGroups = column_groups(K), kLead = column_lead(K);
   static constexpr int kCells = kPatchTile / kCellRows;
 
@@ -53,11 +53,6 @@ struct MmaPlanesWindow {
   static constexpr int first_row(int level) { return own_row(level) - K / 2 * 2; }
   static constexpr int first_col(int level) { return own_col(level) - kLead; }
   template <int kLevel>
-  static constexpr int row_at(int row) {
-    constexpr int kCell = cell(kLevel), kGroup = group(kLevel), kPitch = pitch(kLevel);
-    return row % kCell * kGroup + row / kCell * kPitch;
-  }
-  template <int kLevel>
   static constexpr int cell_at(int cell) {
     constexpr int kPitch = pitch(kLevel), kBetween = gap(kLevel);
     return cell * kPitch + cell / (kCells / G) * kBetween;
@@ -68,8 +63,8 @@ struct MmaPlanesWindow {
     return col + col / kPlane * kGap;
   }
   static constexpr int pixel_at(int row, int col) {
-    return row_at<0>(own_row(0) + row % kCellRows) + cell_at<0>(row / kCellRows) + own_col(0) +
-           col_at<0>(col);
+    return MmaPlanesWindow::template row_at<0>(own_row(0) + row % kCellRows) +
+           cell_at<0>(row / kCellRows) + own_col(0) + col_at<0>(col);
   }
 };
 
@@ -96,15 +91,16 @@ struct MmaPlanesMemory {
 // The same of the weight-gradient kernel: two windows of both operands, LL of both. The exchange of
 // sums between warps takes the place of a window.
 template <int K, int L, int G>
-struct MmaPlanesGradMemory : MmaGradMemory<K, L> {
+struct MmaPlanesGradMemory : MmaGradMemory<K, L>::Share {
+  using Share = typename MmaGradMemory<K, L>::Share;
   using WX = MmaPlanesWindow<K, G, 4>;
   using WG = MmaPlanesWindow<K, G, 4, false>;
   static constexpr int kInput = round_up(WX::size(0) * 2, 16);
-  static constexpr int kWindow =
-      std::max(kInput + WG::size(0) * 2, round_up(MmaGradMemory<K, L>::kScratch, 16));
+  static constexpr int kWindow = std::max(kInput + WG::size(0) * 2, round_up(Share::kScratch, 16));
   static constexpr int kLowInput = L > 1 ? round_up(WX::size(1) * 2, 16) : 0;
   static constexpr int kLowGrad = L > 1 ? WG::size(1) * 2 : 0;
   static constexpr int kBytes = 2 * kWindow + kLowInput + kLowGrad;
+  static constexpr int kBlocks = MmaGradMemory<K, L>::kBlocks;
 };
 
 }  // namespace wtconv::cuda

@@ -21,7 +21,7 @@ __device__ __forceinline__ float store_planes_lowpass(const T* fine, const Patch
                                                       int channel, int first, float factor,
                                                       void* low, float* exact) {
   constexpr int kSide = kPatchTile >> L, kStep = kPatchThreads / kSide, kPlane = W::plane(L);
-  constexpr int kDown = L - kLevel, kSize = 1 << kDown, kCell = W::cell(kLevel);
+  constexpr int kSize = 1 << (L - kLevel), kCell = W::cell(kLevel);
   static_assert(kCell % kSize == 0, "the rows of a coefficient lie in one cell");
   const int rows = ceil_div(p.height, 1 << L), cols = ceil_div(p.width, 1 << L);
   const int col = threadIdx.x % kSide, x = col % kPlane;
@@ -31,12 +31,7 @@ __device__ __forceinline__ float store_planes_lowpass(const T* fine, const Patch
     const T* from = fine + W::template row_at<kLevel>(W::own_row(kLevel) + r * kSize % kCell) +
                     W::template cell_at<kLevel>(r * kSize / kCell) + W::own_col(kLevel) +
                     W::template col_at<kLevel>(col * kSize);
-    Vector<T, kSize> row[kSize];
-#pragma unroll
-    for (int j = 0; j < kSize; ++j)
-      row[j] = *reinterpret_cast<const Vector<T, kSize>*>(from + j * W::group(kLevel));
-    const float value =
-        lowpass_of<kDown, float>([&](int j, int k) { return widen<float>(row[j].lane[k]); });
+    const float value = lowpass_at<W, L, kLevel>(from);
     const int item = first + r / kPlane * (kSide / kPlane) + col / kPlane, y = r % kPlane;
     if (item < p.batch && y < rows && x < cols) {
       const int64_t to = ((int64_t(item) * p.channels + channel) * rows + y) * cols + x;
