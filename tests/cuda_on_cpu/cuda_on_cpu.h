@@ -19,6 +19,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <vector>
@@ -145,6 +146,16 @@ inline uint32_t __reduce_max_sync(unsigned, uint32_t value) {
   const cuda_on_cpu::Operands* all = cuda_on_cpu::exchange("redux.max", {{value}});
   for (int i = 0; i < 32; ++i) value = std::max(value, uint32_t(all[i].word[0]));
   return value;
+}
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t bytes = uint64_t(b) << 32 | a;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const int byte = selector >> 4 * i & 0xf;
+    if (byte > 7) std::abort();  // signs, which are not emulated
+    result |= uint32_t(bytes >> 8 * byte & 0xff) << 8 * i;
+  }
+  return result;
 }
 inline uint32_t __float_as_uint(float value) { return std::bit_cast<uint32_t>(value); }
 inline float __uint_as_float(uint32_t value) { return std::bit_cast<float>(value); }

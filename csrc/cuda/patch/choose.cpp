@@ -29,18 +29,33 @@ int deepest_of(int cells) {
                        [](auto g) { return PlanesMemory<4, 3, g()>::kLevels; });
 }
 
-// Whether tensor cores take a channels_last plane, unless more than half of the channels would be
-// missing (64x96x56x56 float16 L=5 on an H200: 0.130 ms, in a group without them 0.194 ms).
-bool takes_mma_group(const Problem& p, const Device& device) {
-  constexpr int kLeastShared = 200 * 1024;  // of a block; not measured on GPUs with less
-  return device.shared_per_block >= kLeastShared && p.channels_last && p.element_bytes == 2 &&
-         p.batch <= INT32_MAX && is_among(MmaGroupKernelSizes(), p.kernel_size) &&
-         p.levels <= deepest_of(1) && std::min(p.height, p.width) > kPatchTile / 2 &&
-         std::max(p.height, p.width) <= kPatchTile &&
-         round_up(p.channels, kMmaGroup) <= 2 * p.channels;
-}
-
 int longest_side(const Problem& p) { return std::max(p.height, p.width); }
+
+// Channels_last planes of a tile on each side that tensor cores take, at most `most`, or 0. Not
+// where more than half of the channels would be missing. Several planes with the many products of
+// 5x5 taps and two levels or more, and where they fill half of their cells. On an H200, float16, in
+// ms, and in a group without tensor cores:
+//
+//   64x96x56x56 L=5   0.117  0.194
+//   64x192x28x28 L=4  0.078  0.093
+//   64x384x14x14 L=3  0.040  0.053
+//   and not taken
+//   64x192x28x28 L=1  0.069  0.064   (K=3, L=2: 0.067  0.055)
+//   33x64x20x20 L=3   0.021  0.021
+int mma_group_cells(const Problem& p, const Device& device, int most) {
+  constexpr int kLeastShared = 200 * 1024;  // of a block; not measured on GPUs with less
+  int cells = 1;
+  while (cells < most && longest_side(p) * cells * 2 <= kPatchTile) cells *= 2;
+  const int side = kPatchTile / cells;
+  const bool several = p.kernel_size == 5 && p.levels > 1 && p.batch >= cells &&
+                       2 * p.height * p.width >= side * side;
+  const bool can =
+      device.shared_per_block >= kLeastShared && p.channels_last && p.element_bytes == 2 &&
+      p.batch * p.channels <= INT32_MAX && is_among(MmaGroupKernelSizes(), p.kernel_size) &&
+      p.levels <= deepest_of(cells) && longest_side(p) <= side &&
+      2 * std::min(p.height, p.width) > side && round_up(p.channels, kMmaGroup) <= 2 * p.channels;
+  return can && (cells == 1 || several) ? cells : 0;
+}
 
 // Channels of a block of the forward kernel: more, unless more of them would be missing.
 int forward_group_of(const Problem& p) {
@@ -203,8 +218,11 @@ bool gives_input_grad(const Problem& p, const PatchChoice& choice, const Device&
 
 int patch_bytes(const Problem& p, const PatchChoice& choice) {
   if (choice.group > 0 && choice.tensor_cores) {
-    return with_constant(MmaGroupKernelSizes(), p.kernel_size,
-                         [&](auto k) { return MmaGroupMemory<k()>::bytes(p.height, p.width); });
+    return with_constant(MmaGroupKernelSizes(), p.kernel_size, [&](auto k) {
+      return with_constant(MmaGroupCells<k()>(), choice.cells, [&](auto g) {
+        return MmaGroupMemory<k(), g()>::bytes(p.height, p.width);
+      });
+    });
   }
   if (choice.group > 0) {
     return GroupForwardMemory(p.height, p.width, p.kernel_size, choice.levels, choice.group).bytes;
@@ -253,13 +271,15 @@ int patch_grad_blocks(const Problem& p, const PatchChoice& choice) {
 }
 
 int patch_tiles(const Problem& p, const PatchChoice& choice) {
+  if (choice.group > 0) return int(p.batch);
   if (choice.cells > 0) return int((p.batch - 1) / (choice.cells * choice.cells) + 1);
   return int(p.batch) * tiles_across(p.height) * tiles_across(p.width);
 }
 
 PatchChoice choose_patch(const Problem& p, const Device& device) {
-  const PatchChoice group{p.levels, 1, kMmaGroup, true};
-  if (takes_mma_group(p, device) && patch_bytes(p, group) <= device.shared_per_block) return group;
+  const int cells = mma_group_cells(p, device, largest(MmaGroupCells<5>()));
+  const PatchChoice group{p.levels, cells, kMmaGroup, true};
+  if (cells > 0 && patch_bytes(p, group) <= device.shared_per_block) return group;
   const PatchChoice choice =
       choose(p, device, forward_group_of(p), 0,
              [&](const PatchChoice& choice) { return patch_bytes(p, choice); });
@@ -284,7 +304,7 @@ int choose_lowpass_cells(const Problem& band, int down, const Device& device) {
 PatchChoice choose_patch_grad(const Problem& p, const Device& device, bool input_wanted) {
   if (!is_among(PlaneKernelSizes(), p.kernel_size)) return {};
   const PatchChoice group{std::min(p.levels, largest(MmaGradLevels())), 1, kMmaGroup, true};
-  if (takes_mma_group(p, device) && patch_grad_bytes(p, group) <= device.shared_per_block)
+  if (mma_group_cells(p, device, 1) == 1 && patch_grad_bytes(p, group) <= device.shared_per_block)
     return group;
   Problem one_level = p;
   one_level.levels = 1;

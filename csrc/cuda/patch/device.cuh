@@ -21,23 +21,25 @@ __device__ __forceinline__ int patch_col() {
 
 // store(slot, tap, value) for each scaled tap of a channel, zero where the base path is missing,
 // and for its scaled bias, or zero, as tap 0 of the slot past them. `levels` is at most
-// kMostLevels.
+// kMostLevels. By kThreads threads, of which this one is `thread`.
 //
 // Loads of a batch are under way together: a block begins with the wait for them, and one after the
 // other would be as many waits (8xCxHxW float32 on an H200, mean over C = 32 to 128 and H = 128 to
 // 512, K = 5, L = 3: 0.157 ms for 0.161). Larger batches are more code than they save.
-template <int K, int kMostLevels, class P, class Store>
+template <int K, int kMostLevels, class P, int kThreads = kPatchThreads, class Store>
 __device__ __forceinline__ void read_scaled(const RawParameters& p, int channel, int levels,
-                                            Store store) {
+                                            Store store, int thread = threadIdx.x) {
   constexpr int kTaps = K * K, kMost = slot_count(kMostLevels) * kTaps + 1,
-                kRounds = ceil_div(kMost, kPatchThreads), kBatch = kRounds < 3 ? kRounds : 3;
+                kRounds = ceil_div(kMost, kThreads),
+                kMostOfBatch = kThreads < kPatchThreads ? 9 : 3,
+                kBatch = kRounds < kMostOfBatch ? kRounds : kMostOfBatch;
   const int bias = slot_count(levels) * kTaps;
 #pragma unroll 1
-  for (int first = threadIdx.x; first <= bias; first += kBatch * kPatchThreads) {
+  for (int first = thread; first <= bias; first += kBatch * kThreads) {
     P weight[kBatch], scale[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const int n = first + i * kPatchThreads, slot = n / kTaps, tap = n % kTaps;
+      const int n = first + i * kThreads, slot = n / kTaps, tap = n % kTaps;
       const int level = n < bias ? (slot + kSubbands - 1) / kSubbands : 0;
       const int64_t group =
           level == 0 ? channel : kSubbands * int64_t(channel) + (slot - 1) % kSubbands;
@@ -50,7 +52,7 @@ __device__ __forceinline__ void read_scaled(const RawParameters& p, int channel,
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const int n = first + i * kPatchThreads;
+      const int n = first + i * kThreads;
       if (n <= bias) store(n / kTaps, n % kTaps, widen<float>(scale[i]) * widen<float>(weight[i]));
     }
   }

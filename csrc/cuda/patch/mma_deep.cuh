@@ -11,15 +11,16 @@ namespace wtconv::cuda {
 template <int K, int G>
 using DeepPlanes = typename DeepMemory<K, G>::P;
 
-// The taps of a channel as read_taps() does, and those of the levels past 2, times 2^-level, from
-// `deep` on.
-template <int K, int G = 1>
-__device__ void read_all_taps(const RawParameters& p, int channel, int levels,
-                              ChannelTaps<K, 2>& taps, float* deep) {
+// The scaled taps of a channel, and those of the levels past 2, times 2^-level, from `deep` on: by
+// kThreads threads, of which this one is `thread`.
+template <int K, int G, int kThreads = kPatchThreads>
+__device__ void read_all_scaled(const RawParameters& p, int channel, int levels,
+                                ChannelTaps<K, 2>& taps, float* deep, int thread = threadIdx.x) {
   constexpr int kTaps = K * K, kFirst = slot_count(2);
   with_type(p.dtype, [&](auto t) {
-    read_scaled<K, DeepPlanes<K, G>::kLevels, decltype(t)>(
-        p, channel, levels, [&](int slot, int tap, float value) {
+    read_scaled<K, DeepPlanes<K, G>::kLevels, decltype(t), kThreads>(
+        p, channel, levels,
+        [&](int slot, int tap, float value) {
           if (slot == slot_count(levels)) {
             taps.bias = value;
           } else if (slot < kFirst) {
@@ -29,17 +30,26 @@ __device__ void read_all_taps(const RawParameters& p, int channel, int levels,
             const float factor = __uint_as_float(unsigned(127 - level) << 23);
             deep[(slot - kFirst) * tap_floats(K) + tap] = value * factor;
           }
-        });
+        },
+        thread);
   });
+}
+// The same, crossed as read_taps() has them.
+template <int K, int G>
+__device__ void read_all_taps(const RawParameters& p, int channel, int levels,
+                              ChannelTaps<K, 2>& taps, float* deep) {
+  read_all_scaled<K, G>(p, channel, levels, taps, deep);
   __syncthreads();
   cross_bands(taps);
 }
 
 // Filters the levels from 3 on, from LL1 in the window's layout. `raise` times the sum of four of
-// its values is LL2. Each warp has its own part of `raw` and of `filtered`.
+// its values is LL2. Each warp has its own part of `raw` and of `filtered`. From the taps of a
+// column of planes to those of the next are `step` floats.
 template <class W, int K, int G = 1, class T>
 __device__ __forceinline__ void filter_deep(const T* lowpass, float raise, int levels,
-                                            const float* deep_taps, float* raw, float* filtered) {
+                                            const float* deep_taps, float* raw, float* filtered,
+                                            int step = 0) {
   using P = DeepPlanes<K, G>;
   constexpr int kSide = P::side(3);
   static_assert(W::cell(1) == 4 && W::own_col(1) % 4 == 0,
@@ -66,7 +76,7 @@ __device__ __forceinline__ void filter_deep(const T* lowpass, float raise, int l
   const float* low3 = filtered + first;
   analyse_small<P, 4>(
       levels, kSide, [&](int r, int c) { return low3 + 2 * r * kSide + 2 * c; }, raw, filtered);
-  filter_small<P, K, 3>(raw, deep_taps - slot_count(2) * tap_floats(K), levels, filtered);
+  filter_small<P, K, 3>(raw, deep_taps - slot_count(2) * tap_floats(K), levels, filtered, step);
 }
 
 // What they add to the pixels below each of this lane's coefficients of level 2, two rows of two

@@ -2,12 +2,12 @@
 // registers, and their way out through shared memory.
 #pragma once
 
-#include "mma.cuh"
+#include "mma_taps.cuh"
 
 namespace wtconv::cuda {
 
-// The taps of a level, row by row: read from shared memory when they are wanted, or held in
-// registers.
+// The taps of a level, row by row: fragments read from shared memory when they are wanted, or held
+// in registers; or a table of those that differ.
 template <class W>
 class SharedTaps {
   const uint32_t* fragments_;
@@ -31,6 +31,18 @@ class HeldTaps {
     for (int i = 0; i < W::kRows; ++i) rows_[i].template load<W::kRows>(fragments, i);
   }
   __device__ __forceinline__ const TapRow<W::kGroups>& row(int i) const { return rows_[i]; }
+};
+template <int kLevel>
+class TableTaps {
+  const Vector<uint32_t, 4>* entry_;
+
+ public:
+  __device__ __forceinline__ explicit TableTaps(const uint32_t* table) {
+    const int lane = threadIdx.x % 32;
+    entry_ = reinterpret_cast<const Vector<uint32_t, 4>*>(table) +
+             tap_entry<kLevel>(output_column<kLevel>(0, lane / 4).pixel, lane % 4);
+  }
+  __device__ __forceinline__ TapRow<2> row(int i) const { return {entry_[i * kTapEntries], {}}; }
 };
 template <class W, bool kHeld>
 using TapsOf = std::conditional_t<kHeld, HeldTaps<W>, SharedTaps<W>>;

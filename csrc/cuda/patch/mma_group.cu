@@ -1,17 +1,16 @@
-// The operator on channels_last planes of half types of one tile, all levels on chip, on tensor
+// The operator on channels_last planes of half types that fit a tile, all levels on chip, on tensor
 // cores.
 //
-// A block takes eight neighbouring channels of a plane, 16 bytes of each pixel, and computes four
-// of them at a time as mma_forward.cu does, a team of four warps for each:
+// A block takes eight neighbouring channels, 16 bytes of each pixel, of one plane, or of several
+// where they are small, and computes windows of single channels as mma_planes.cu does, a team of
+// four warps for each. The planes of a window are G channels side by side, of G batch items:
 //
-//   copy the pixels, as they lie in memory -> windows of four channels -> LL1 by MMA -> the levels
-//   past 2, outputs of level 2 by MMA -> y by MMA, in place of the window -> back among the pixels,
-//   the windows of the other four -> ... -> store
+//   copy the pixels, as they lie in memory -> windows; the next pixels' copy starts -> LL1 by MMA
+//   -> the levels past 2, outputs of level 2 by MMA -> y by MMA, in place of the window -> store
 //
-// A pixel is always the same thread's, from the window of x to the store. x is read once and y
-// written once, by 16 bytes a thread and pixel: stores of four channels, which would let the next
-// plane come earlier, take longer (64x96x56x56 float16 L=5 on an H200: 0.164 ms for 0.130), and so
-// do bulk copies of rows of such pieces (0.169 ms).
+// x is read once and y written once, by 16 bytes a thread and pixel: stores of four channels take
+// longer (64x96x56x56 float16 L=5 on an H200: 0.164 ms for 0.130), and so do bulk copies of rows of
+// such pieces (0.169 ms).
 #include "../launch.cuh"
 #include "mma_deep.cuh"
 #include "mma_group.cuh"
@@ -20,14 +19,16 @@
 namespace wtconv::cuda {
 namespace {
 
-// The outputs of this lane, those within the plane, in place of the window's pixels: what lies
+// The outputs of this lane, those within their plane, in place of the window's pixels: what lies
 // around them stays zero.
 template <class W, class T>
 __device__ __forceinline__ void write_outputs(const float (&value)[8][4], int height, int width,
                                               T* window) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int row = lane / 4 * W::cell(0), col = warp * kWarpCols + lane % 4 * 2;
-  T* corner = window + W::own_col(0) + col + W::template cell_at<0>(lane / 4);
+  constexpr int kPlane = W::plane(0);
+  const int lane = threadIdx.x % 32, first_col = threadIdx.x / 32 * kWarpCols;
+  const int row = lane / 4 * W::cell(0) % kPlane, col = first_col % kPlane + lane % 4 * 2;
+  T* corner = window + W::own_col(0) + W::template col_at<0>(first_col) + lane % 4 * 2 +
+              W::template cell_at<0>(lane / 4);
 #pragma unroll
   for (int f = 0; f < 8; ++f) {
 #pragma unroll
@@ -41,149 +42,225 @@ __device__ __forceinline__ void write_outputs(const float (&value)[8][4], int he
   }
 }
 
+// The channels of a pixel.
+using Words = Vector<uint32_t, kMmaGroup / 2>;
+
+// The first halves, or the second ones, of two words.
+template <int kHalf>
+__device__ __forceinline__ uint32_t halves(uint32_t a, uint32_t b) {
+  return __byte_perm(a, b, kHalf == 0 ? 0x5410 : 0x7632);
+}
+
 // Stores the channels of a pixel in pieces that the output is aligned to.
 template <class T>
-__device__ __forceinline__ void store_pixel(const PatchLaunch& p, int channels,
-                                            const Vector<T, 4> (&value)[2], T* out) {
+__device__ __forceinline__ void store_pixel(const PatchLaunch& p, int channels, const Words& value,
+                                            T* out) {
   if (p.output_bytes == 16) {
-    Vector<T, 8> all;
-#pragma unroll
-    for (int c = 0; c < 8; ++c) all.lane[c] = value[c / 4].lane[c % 4];
-    store_whole(out, all);
+    store_whole(out, value);
   } else if (p.output_bytes == 8) {
-    store_whole(out, value[0]);
-    if (channels > 4) store_whole(out + 4, value[1]);
+    store_whole(out, Vector<uint32_t, 2>{{value.lane[0], value.lane[1]}});
+    if (channels > 4) store_whole(out + 4, Vector<uint32_t, 2>{{value.lane[2], value.lane[3]}});
   } else {
+    const auto& elements = reinterpret_cast<const Vector<T, kMmaGroup>&>(value);
 #pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      if (c < channels) out[c * p.output.stride_c] = value[c / 4].lane[c % 4];
+    for (int c = 0; c < kMmaGroup; ++c) {
+      if (c < channels) out[c * p.output.stride_c] = elements.lane[c];
     }
   }
 }
 
-template <class T, int K>
-__global__ void __launch_bounds__(kPatchThreads* MmaGroupMemory<K>::kTeams, 1)
+// Columns of groups such that the fewest units come one after the other, on a multiprocessor a
+// block. Another group costs a block about half a unit, for its taps.
+int groups_to_columns(int groups, int units, int multiprocessors) {
+  constexpr int kMostOfColumn = 8;
+  int best = groups;
+  int64_t least = INT64_MAX;
+  for (int n = 1; n <= kMostOfColumn; ++n) {
+    const int columns = ceil_div(groups, n), splits = std::max(multiprocessors / columns, 1);
+    const int64_t rounds = (int64_t(n) * units - 1) / splits + 1;
+    const int64_t cost = (2 * rounds + (n > 1)) * ceil_div(columns, multiprocessors);
+    if (cost < least) best = columns, least = cost;
+  }
+  return best;
+}
+
+template <class T, int K, int G>
+__global__ void __launch_bounds__(MmaGroupMemory<K, G>::kThreads, 1)
     mma_group_kernel(const __grid_constant__ MmaGroupLaunch<PatchLaunch> launch) {
-  using M = MmaGroupMemory<K>;
+  using M = MmaGroupMemory<K, G>;
   using W = typename M::W;
-  constexpr int kThreads = kPatchThreads * M::kTeams, kGroup = M::kGroup, kTeams = M::kTeams;
+  constexpr int kThreads = M::kThreads, kGroup = M::kGroup, kPlane = W::plane(0);
   const PatchLaunch& p = launch.patch;
   extern __shared__ __align__(16) unsigned char shared[];
   const int team = threadIdx.y, thread = team * kPatchThreads + int(threadIdx.x);
-  const Team all{thread, kThreads};
-  unsigned char* own = shared + team * M::kTeam;
-  T *window = reinterpret_cast<T*>(own), *lowpass = reinterpret_cast<T*>(own + M::kLowpass);
+  T* windows = reinterpret_cast<T*>(shared);
+  unsigned char* own = shared + M::kOwn + team * M::kTeam;
+  T* lowpass = reinterpret_cast<T*>(own);
   float *raw = reinterpret_cast<float*>(own + M::kRaw),
         *filtered = reinterpret_cast<float*>(own + M::kFiltered);
   T* pixels = reinterpret_cast<T*>(shared + M::kPixels);
-  // What is kept of the channel that the team has in a round.
-  const auto channel_at = [&](int round) {
-    return shared + M::kChannels + (round * kTeams + team) * M::kChannel;
+  const auto channel_at = [&](int channel) {
+    return shared + M::kChannels + channel * M::kChannel;
   };
+  const auto table = [&](unsigned char* channel, int level) {
+    return reinterpret_cast<uint32_t*>(channel + M::table(level));
+  };
+  const auto deep_taps = [&](int channel) {
+    return reinterpret_cast<float*>(channel_at(channel) + M::kDeepTaps);
+  };
+  const auto sync = [&] { sync_team<kPatchThreads>(team); };
 
-  // Blocks that run at the same time are neighbours in memory.
-  const int groups = ceil_div(p.channels, kGroup), split = blockIdx.x / groups;
-  const int first = blockIdx.x % groups * kGroup, channels = min(kGroup, p.channels - first);
-  const auto start = [&](int item) {
+  // A unit is kItems batch items of a group. Blocks that run at the same time are neighbours in
+  // memory: those of neighbouring columns of groups go through the same items, and those of a
+  // column of one group side by side. Of more groups, a block has as few as there can be.
+  const int units = ceil_div(p.batch, M::kItems), groups = ceil_div(p.channels, kGroup);
+  const int column = blockIdx.x % launch.columns, split = blockIdx.x / launch.columns;
+  const int of_column = ceil_div(groups - column, launch.columns) * units;
+  const auto share = [&](int splits) { return int(int64_t(of_column) * splits / p.splits); };
+  const bool side_by_side = launch.columns == groups;
+  const int begin = side_by_side ? split : share(split), step = side_by_side ? p.splits : 1,
+            end = side_by_side ? units : share(split + 1);
+  const auto group_of_unit = [&](int unit) { return column + unit / units * launch.columns; };
+  const auto start = [&](int unit) {
+    constexpr int kOfItem = kThreads / M::kItems;
+    const int n = thread / kOfItem, item = unit % units * M::kItems + n;
     if (item >= p.batch) return;
+    const int first = group_of_unit(unit) * kGroup;
     const T* plane =
         static_cast<const T*>(p.input.data) + first * p.input.stride_c + item * p.input.stride_b;
-    fill_group<kGroup>(all, plane, p.input, p.input_bytes, channels, p.height, p.width,
-                       launch.pixels, pixels);
+    fill_group<kGroup>({thread % kOfItem, kOfItem}, plane, p.input, p.input_bytes,
+                       min(kGroup, p.channels - first), p.height, p.width, launch.pixels,
+                       pixels + n * p.height * p.width * kGroup);
   };
-
-  clear_group(all, shared, M::bytes(p.height, p.width));
-  start(split);
-#pragma unroll 1
-  for (int round = 0; round < M::kRounds; ++round) {
-    auto& taps = *reinterpret_cast<ChannelTaps<K, 2>*>(window);
-    unsigned char* channel = channel_at(round);
-    const auto fragments = [&](int level) {
-      return reinterpret_cast<uint32_t*>(channel + M::fragments(level));
-    };
-    read_all_taps<K>(p.params, min(first + round * kTeams + team, p.channels - 1), p.levels, taps,
-                     reinterpret_cast<float*>(channel + M::kDeepTaps));
+  // The taps of channels `team` and team + kTeams lie where levels past 2 do later.
+  const auto taps = [&](int channel) -> auto& {
+    return reinterpret_cast<ChannelTaps<K, 2>*>(shared + M::kOwn + channel % M::kTeams * M::kTeam +
+                                                M::kRaw)[channel / M::kTeams];
+  };
+  const auto form_taps = [&](int first) {
+    constexpr int kOfChannel = kThreads / kGroup;
+    const int channel = thread / kOfChannel;
+    read_all_scaled<K, G, kOfChannel>(p.params, min(first + channel, p.channels - 1), p.levels,
+                                      taps(channel), deep_taps(channel), thread % kOfChannel);
     __syncthreads();
-    form_fragments<W, T, K, 2, 0>(taps, fragments(0));
-    form_fragments<W, T, K, 2, 1>(taps, fragments(1));
-    if (threadIdx.x == 0) {  // which wrote the factors
-      *reinterpret_cast<Vector<float, 4>*>(channel + M::kFactors) = {
-          {taps.bias, taps.factor[0], taps.factor[1], 0}};
+    for (int c = team; c < kGroup; c += M::kTeams) cross_bands(taps(c));
+    __syncthreads();
+    for (int c = team; c < kGroup; c += M::kTeams) {
+      form_tap_table<W, T, 0>(taps(c), table(channel_at(c), 0));
+      form_tap_table<W, T, 1>(taps(c), table(channel_at(c), 1));
+      if (threadIdx.x == 0) {  // which wrote the factors
+        *reinterpret_cast<Vector<float, 4>*>(channel_at(c) + M::kFactors) = {
+            {taps(c).bias, taps(c).factor[0], taps(c).factor[1], 0}};
+      }
     }
-    __syncthreads();
-  }
-  clear_group(all, shared, M::kChannels);
-
-  const auto spread = [&](int round, int i, int row, int col) {
-    const auto value = *reinterpret_cast<const Vector<T, 4>*>(pixels + i * kGroup + 4 * round);
-    T* to = reinterpret_cast<T*>(shared) + W::pixel_at(row, col);
-#pragma unroll
-    for (int c = 0; c < kTeams; ++c) to[c * (M::kTeam / 2)] = value.lane[c];
   };
-  const auto gather = [&](int row, int col) {
-    const T* from = reinterpret_cast<const T*>(shared) + W::pixel_at(row, col);
-    Vector<T, 4> value;
+
+  // Pairs of columns of a unit's planes, one below the other: thread + n * kThreads are this
+  // thread's. The place of one in the windows of its first channel is even; it is odd where the
+  // second column lies past the plane.
+  const GroupBands& pairs = launch.pairs;
+  const int count = M::kItems * p.height * pairs.cols, odd_width = p.width % 2;
+  unsigned short* places = reinterpret_cast<unsigned short*>(shared + M::kPlaces);
+  const auto settle = [&] {
+    for (int i = thread; i < count; i += kThreads) {
+      const int below = pairs.row_of(i), col = 2 * (i - below * pairs.cols);
+      const int item = pairs.col_of(below), row = below - item * p.height;
+      places[i] = item / G * M::kOfItems * (M::kWindow / 2) + W::pixel_at(row, col) +
+                  W::template cell_at<0>(item % G * (W::kCells / G)) + (col + 1 == p.width);
+    }
+  };
+  const auto channel_at_place = [&](unsigned place, int c) {
+    return reinterpret_cast<uint32_t*>(windows + (place & ~1u) + c / G * (M::kWindow / 2) +
+                                       W::template col_at<0>(c % G * kPlane));
+  };
+  constexpr int kPairs = M::kPairs / kThreads;  // of a thread
+  const auto spread = [&] {
+    unsigned place[kPairs];
+    Words left[kPairs], right[kPairs];
 #pragma unroll
-    for (int c = 0; c < kTeams; ++c) value.lane[c] = from[c * (M::kTeam / 2)];
-    return value;
+    for (int n = 0; n < kPairs; ++n) {
+      const int i = min(thread + n * kThreads, count - 1);
+      const Words* from =
+          reinterpret_cast<const Words*>(pixels) + 2 * i - odd_width * pairs.row_of(i);
+      place[n] = places[i], left[n] = from[0], right[n] = from[1];
+    }
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      if (thread + n * kThreads >= count) break;
+#pragma unroll
+      for (int c = 0; c < kGroup; ++c) {
+        const uint32_t second = place[n] % 2 == 0 ? right[n].lane[c / 2] : 0;
+        *channel_at_place(place[n], c) =
+            (c % 2 == 0 ? halves<0> : halves<1>)(left[n].lane[c / 2], second);
+      }
+    }
+  };
+  const auto store = [&](int unit) {
+    const int first = group_of_unit(unit) * kGroup, channels = min(kGroup, p.channels - first),
+              first_item = unit % units * M::kItems;
+    T* output = static_cast<T*>(p.output.data) + first * p.output.stride_c;
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      const int i = thread + n * kThreads;
+      if (i >= count) break;
+      const unsigned place = places[i];
+      const int below = pairs.row_of(i), col = 2 * (i - below * pairs.cols);
+      const int n_item = M::kItems == 1 ? 0 : pairs.col_of(below);
+      const int item = first_item + n_item, row = below - n_item * p.height;
+      Words left, right;
+#pragma unroll
+      for (int c = 0; c < kGroup; c += 2) {
+        const uint32_t even = *channel_at_place(place, c), odd = *channel_at_place(place, c + 1);
+        left.lane[c / 2] = halves<0>(even, odd), right.lane[c / 2] = halves<1>(even, odd);
+      }
+      if (item >= p.batch) break;
+      T* to = output + item * p.output.stride_b + row * p.output.stride_y + col * p.output.stride_x;
+      store_pixel(p, channels, left, to);
+      if (place % 2 == 0) store_pixel(p, channels, right, to + p.output.stride_x);
+    }
   };
   // Averages cannot overflow; sums of gradients, where rotated, shall not underflow.
   const float average = p.params.rotate ? 0.5f : 0.25f, raise = 0.25f / average;
-  // The window becomes the outputs. Until then, teams do not wait for each other (64x96x56x56
-  // float16 L=5 on an H200: 0.128 ms, where they do 0.130 ms).
-  const auto compute = [&](int round) {
-    const unsigned char* channel = channel_at(round);
-    const auto fragments = [&](int level) {
-      return reinterpret_cast<const uint32_t*>(channel + M::fragments(level));
-    };
+  // A window becomes the outputs. Until all have, teams do not wait for each other.
+  const auto compute = [&](int n) {
+    T* window = windows + n * (M::kWindow / 2);
+    const int first = n % M::kOfItems * G;  // channel of the group
+    unsigned char* channel = channel_at(first + int(threadIdx.x) / 32 * kWarpCols / kPlane);
     float sum[8][4] = {}, low1[2][4] = {}, coarse[2][2] = {};
     if (p.levels > 1) form_planes_lowpass<W>(window, average, lowpass);
-    sync_team<kPatchThreads>(team);
+    sync();
     if (p.levels > 2) {
-      filter_deep<W, K>(lowpass, raise, p.levels,
-                        reinterpret_cast<const float*>(channel + M::kDeepTaps), raw, filtered);
+      filter_deep<W, K, G>(lowpass, raise, p.levels, deep_taps(first), raw, filtered,
+                           M::kChannel / 4);
     }
-    if (p.levels > 1) filter_level1<W>(lowpass, SharedTaps<W>(fragments(1)), low1);
-    sync_team<kPatchThreads>(team);
-    synthesise_deep<K>(filtered, p.levels, coarse);
-    filter_pixels<W>(window, SharedTaps<W>(fragments(0)), sum);
+    if (p.levels > 1) filter_level1<W>(lowpass, TableTaps<1>(table(channel, 1)), low1);
+    sync();
+    synthesise_deep<K, G>(filtered, p.levels, coarse);
+    filter_pixels<W>(window, TableTaps<0>(table(channel, 0)), sum);
     const auto factors = *reinterpret_cast<const Vector<float, 4>*>(channel + M::kFactors);
     combine<2>({factors.lane[0], factors.lane[1], raise * factors.lane[2], 0}, low1, {}, sum);
     if (p.levels > 2) add_coarse<2>(1, coarse, sum);
-    sync_team<kPatchThreads>(team);
+    sync();
     write_outputs<W>(sum, p.height, p.width, window);
-    __syncthreads();
   };
 
+  if (begin < end) start(begin);
+  clear_group({thread, kThreads}, shared, M::kPlaces);
+  settle();
 #pragma unroll 1
-  for (int item = split; item < p.batch; item += p.splits) {
+  for (int unit = begin; unit < end; unit += step) {
+    if (unit == begin || (step == 1 && unit % units == 0)) form_taps(group_of_unit(unit) * kGroup);
     wait_for_copies();
     __syncthreads();
-    if (const int next = item + p.splits; next < p.batch) {
-      prefetch_row<T>(p.input, p.input_bytes, next, int(blockIdx.x) % groups + thread * groups,
-                      p.height, p.width, p.channels);
-    }
-    for_each_pixel<kThreads>(launch.pixels, thread,
-                             [&](int i, int row, int col) { spread(0, i, row, col); });
+    spread();
     __syncthreads();
-    compute(0);
-    for_each_pixel<kThreads>(launch.pixels, thread, [&](int i, int row, int col) {
-      *reinterpret_cast<Vector<T, 4>*>(pixels + i * kGroup) = gather(row, col);
-      spread(1, i, row, col);
-    });
+    if (unit + step < end) start(unit + step);
+#pragma unroll 1
+    for (int n = team; n < M::kWindows; n += M::kTeams) compute(n);
     __syncthreads();
-    compute(1);
     wait_for_previous_grid();  // it may still read the memory of the output
     let_next_grid_start();
-    T* output =
-        static_cast<T*>(p.output.data) + first * p.output.stride_c + item * p.output.stride_b;
-    for_each_pixel<kThreads>(launch.pixels, thread, [&](int i, int row, int col) {
-      const Vector<T, 4> value[2] = {*reinterpret_cast<const Vector<T, 4>*>(pixels + i * kGroup),
-                                     gather(row, col)};
-      store_pixel(p, channels, value, output + row * p.output.stride_y + col * p.output.stride_x);
-    });
-    __syncthreads();
-    start(item + p.splits);
+    store(unit);
   }
 }
 
@@ -193,13 +270,18 @@ const char* launch_mma_group(const PatchLaunch& p, DType activations, int multip
                              cudaStream_t stream) {
   const auto run = [&](auto t) {
     return with_constant(MmaGroupKernelSizes(), p.kernel_size, [&](auto k) {
-      using M = MmaGroupMemory<k()>;
-      MmaGroupLaunch launch(p);
-      const int groups = ceil_div(p.channels, M::kGroup);
-      launch.patch.splits = split_tiles(groups, p.batch, multiprocessors);
-      return launch_kernel(&mma_group_kernel<decltype(t), k()>, launch,
-                           int64_t(groups) * launch.patch.splits, dim3(kPatchThreads, M::kTeams),
-                           M::bytes(p.height, p.width), stream, p.early);
+      return with_constant(MmaGroupCells<k()>(), p.cells, [&](auto g) {
+        using M = MmaGroupMemory<k(), g()>;
+        MmaGroupLaunch launch(p);
+        const int groups = ceil_div(p.channels, M::kGroup), units = ceil_div(p.batch, M::kItems);
+        launch.columns = groups_to_columns(groups, units, multiprocessors);
+        const int most = ceil_div(groups, launch.columns) * units;
+        launch.patch.splits = std::clamp(multiprocessors / launch.columns, 1, most);
+        return launch_kernel(&mma_group_kernel<decltype(t), k(), g()>, launch,
+                             int64_t(launch.columns) * launch.patch.splits,
+                             dim3(kPatchThreads, M::kTeams), M::bytes(p.height, p.width), stream,
+                             p.early);
+      });
     });
   };
   return activations == DType::kFloat16 ? run(__half()) : run(__nv_bfloat16());

@@ -5,34 +5,42 @@
 
 namespace wtconv::cuda {
 
-// Eight channels of a plane, 16 bytes of a pixel: four at a time, each with a team of threads.
-template <int K>
+// Eight channels of kItems batch items, in windows of G channels, side by side, of G of the items,
+// one below the other. A team takes every fourth window, of planes of one tile two.
+template <int K, int G>
 struct MmaGroupMemory {
-  static constexpr int kGroup = kMmaGroup, kTeams = 4, kRounds = kGroup / kTeams;
-  static_assert(kTeams == 4, "what a thread moves of a pixel is a vector of four");
-  using W = MmaPlanesWindow<K, 1, 8>;
-  using Deep = DeepMemory<K>;
+  static constexpr int kGroup = kMmaGroup, kTeams = 4, kThreads = kTeams * kPatchThreads;
+  static constexpr int kOfItems = kGroup / G;  // windows of the same items
+  static constexpr int kWindows = kOfItems < kTeams ? kTeams : kOfItems;
+  static constexpr int kItems = kWindows / kOfItems * G;
+  using W = MmaPlanesWindow<K, G, 8>;
+  using Deep = DeepMemory<K, G>;
 
-  // Of a team, from its first byte on: the window, which outputs take the place of; LL1; the levels
-  // past 2.
-  static constexpr int kLowpass = W::size(0) * 2;
-  static constexpr int kRaw = kLowpass + W::size(1) * 2;
+  // Windows, which outputs take the place of.
+  static constexpr int kWindow = round_up(W::size(0) * 2, 16);
+  // Of a team: LL1; the levels past 2 before their filter and after it.
+  static constexpr int kOwn = kWindows * kWindow;
+  static constexpr int kRaw = round_up(W::size(1) * 2, 16);
   static constexpr int kFiltered = kRaw + Deep::kRaw;
   static constexpr int kTeam = kFiltered + Deep::kFiltered;
-  static_assert(sizeof(ChannelTaps<K, 2>) <= kLowpass, "at the start, taps lie in the window");
+  static_assert(kGroup / kTeams * int(sizeof(ChannelTaps<K, 2>)) <= kTeam - kRaw,
+                "while their tables are formed, taps lie where levels past 2 do later");
 
-  // Of a channel: fragments of the levels, taps of those past 2, factors.
-  static constexpr int fragments(int level) {
-    return level * tap_products(0) * W::kRows * W::kGroups * 32 * 4;
-  }
-  static constexpr int kDeepTaps = fragments(2);
+  // Of a channel: tables of taps of the levels, taps of those past 2, factors.
+  static constexpr int table(int level) { return level * W::kRows * kTapEntries * 16; }
+  static constexpr int kDeepTaps = table(2);
   static constexpr int kFactors = kDeepTaps + Deep::kTaps;
   static constexpr int kChannel = kFactors + 16;
 
-  static constexpr int kChannels = kTeams * kTeam;
-  static constexpr int kPixels = kChannels + kGroup * kChannel;
+  static constexpr int kChannels = kOwn + kTeams * kTeam;
+  // Pairs of columns of all planes, at most; where each lies in the windows.
+  static constexpr int kPairs = kItems * W::plane(0) * W::plane(0) / 2;
+  static constexpr int kPlaces = kChannels + kGroup * kChannel;
+  static_assert(kPairs % kThreads == 0 && kOwn / 2 <= 1 << 16, "places are half words");
+  static constexpr int kPixels = kPlaces + kPairs * 2;
+  // A pair may begin with the last pixel.
   static constexpr int bytes(int height, int width) {
-    return kPixels + height * width * kGroup * 2;
+    return kPixels + (kItems * height * width + 1) * kGroup * 2;
   }
 };
 

@@ -110,6 +110,8 @@ constexpr int lowpass_bytes() {
 // Products that a row of inputs enters at a level: one per row of outputs, but at level 2 both are
 // in one.
 constexpr int tap_products(int level) { return level < 2 ? 2 : 1; }
+// Different fragments of a row of taps, four words each, of two groups of columns (mma_taps.cuh).
+constexpr int kTapEntries = 14;
 
 // Scaled taps of a channel in float32, as read_scaled() has them: one slot after the other.
 template <int K, int L>

@@ -53,12 +53,14 @@ using LowpassCells = Constants<1, 2, 4>;      // of a low-pass band
 using GradCells = Constants<0, 1, 2, 4, 8>;   // 0: tiles of large planes, in float32
 using MmaPlaneCells = Constants<1, 2, 4>;     // the operator on planes of half types
 using MmaPlaneGradCells = Constants<2, 4>;    // their weight gradients, where there are many
-using MmaGroupKernelSizes = Constants<3, 5>;  // channels_last planes of half types of one tile
-constexpr int kMmaGroup = 8;                  // their channels of a block
-using TileLevels = Constants<1, 2, 3>;        // on chip, of a tile
-using MmaGradLevels = Constants<1, 2>;        // weight gradients of half types, of a tile
-constexpr int kMostForThreeLevels = 5;        // kernel size: the halo is 8 times its radius
-constexpr int kMostForAllLevels = 5;          // the same for all weight gradients of whole planes
+using MmaGroupKernelSizes = Constants<3, 5>;  // channels_last planes of half types
+template <int K>
+using MmaGroupCells = std::conditional_t<K == 5, Constants<1, 2, 4>, Constants<1>>;
+constexpr int kMmaGroup = 8;            // their channels of a block
+using TileLevels = Constants<1, 2, 3>;  // on chip, of a tile
+using MmaGradLevels = Constants<1, 2>;  // weight gradients of half types, of a tile
+constexpr int kMostForThreeLevels = 5;  // kernel size: the halo is 8 times its radius
+constexpr int kMostForAllLevels = 5;    // the same for all weight gradients of whole planes
 
 // f(std::integral_constant<int, value>()) of the value among the constants; `value` is one of them.
 template <int kFirst, int... kRest, class F>

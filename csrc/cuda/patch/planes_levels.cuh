@@ -93,10 +93,11 @@ __device__ __forceinline__ void filter_small_cell(const float* in, const float* 
   }
 }
 
-// The warp's band of the dense levels from kLevel on.
+// The warp's band of the dense levels from kLevel on. From the weights of a column of planes to
+// those of the next are `step` floats.
 template <class P, int K, int kLevel>
 __device__ __forceinline__ void filter_small(const float* raw, const float* weights, int levels,
-                                             float* filtered) {
+                                             float* filtered, int step = 0) {
   if constexpr (kLevel <= P::kLevels) {
     if (kLevel > levels) return;
     constexpr int kSide = P::side(kLevel), kCell = kSide / P::W::kCells;
@@ -106,11 +107,12 @@ __device__ __forceinline__ void filter_small(const float* raw, const float* weig
     for_each_small<kSide, kWide>([&](int row, int col) {
       const int at = first + row * kSide + col;
       float sum[1][kWide] = {};
-      filter_small_cell<K, kSide, kCell>(raw + at, taps, row % kCell, col % kCell, sum);
+      filter_small_cell<K, kSide, kCell>(raw + at, taps + col / kCell * step, row % kCell,
+                                         col % kCell, sum);
 #pragma unroll
       for (int u = 0; u < kWide; ++u) filtered[at + u] = sum[0][u];
     });
-    filter_small<P, K, kLevel + 1>(raw, weights, levels, filtered);
+    filter_small<P, K, kLevel + 1>(raw, weights, levels, filtered, step);
   }
 }
 
