@@ -19,6 +19,17 @@
 namespace wtconv::cuda {
 namespace {
 
+// Beside that, pairs of columns of those pixels, and columns of groups, whose blocks run at the
+// same time.
+struct OperatorLaunch : MmaGroupLaunch<PatchLaunch> {
+  GroupBands pairs;
+  int columns = 1;
+
+  explicit OperatorLaunch(const PatchLaunch& p)
+      : MmaGroupLaunch(p),
+        pairs(GroupAllocator{2 * kMmaGroup, 0}.dense(p.height, ceil_div(p.width, 2))) {}
+};
+
 // The outputs of this lane, those within their plane, in place of the window's pixels: what lies
 // around them stays zero.
 template <class W, class T>
@@ -86,7 +97,7 @@ int groups_to_columns(int groups, int units, int multiprocessors) {
 
 template <class T, int K, int G>
 __global__ void __launch_bounds__(MmaGroupMemory<K, G>::kThreads, 1)
-    mma_group_kernel(const __grid_constant__ MmaGroupLaunch<PatchLaunch> launch) {
+    mma_group_kernel(const __grid_constant__ OperatorLaunch launch) {
   using M = MmaGroupMemory<K, G>;
   using W = typename M::W;
   constexpr int kThreads = M::kThreads, kGroup = M::kGroup, kPlane = W::plane(0);
@@ -244,7 +255,10 @@ __global__ void __launch_bounds__(MmaGroupMemory<K, G>::kThreads, 1)
     write_outputs<W>(sum, p.height, p.width, window);
   };
 
-  if (begin < end) start(begin);
+  if (begin < end)
+    start(begin);
+  else
+    wait_for_previous_grid();
   clear_group({thread, kThreads}, shared, M::kPlaces);
   settle();
 #pragma unroll 1
@@ -272,7 +286,7 @@ const char* launch_mma_group(const PatchLaunch& p, DType activations, int multip
     return with_constant(MmaGroupKernelSizes(), p.kernel_size, [&](auto k) {
       return with_constant(MmaGroupCells<k()>(), p.cells, [&](auto g) {
         using M = MmaGroupMemory<k(), g()>;
-        MmaGroupLaunch launch(p);
+        OperatorLaunch launch(p);
         const int groups = ceil_div(p.channels, M::kGroup), units = ceil_div(p.batch, M::kItems);
         launch.columns = groups_to_columns(groups, units, multiprocessors);
         const int most = ceil_div(groups, launch.columns) * units;

@@ -8,27 +8,23 @@
 
 namespace wtconv::cuda {
 
-// A launch of patch.h, and the pixels of a plane as they lie in shared memory, one by one and in
-// pairs of columns.
+// A launch of patch.h, and the pixels of a plane as they lie in shared memory.
 template <class Patch>
 struct MmaGroupLaunch {
   Patch patch;
-  GroupBands pixels, pairs;
-  int columns = 1;  // of groups, whose blocks run at the same time
+  GroupBands pixels;
 
   explicit MmaGroupLaunch(const Patch& p)
-      : patch(p),
-        pixels(GroupAllocator{kMmaGroup, 0}.dense(p.height, p.width)),
-        pairs(GroupAllocator{2 * kMmaGroup, 0}.dense(p.height, ceil_div(p.width, 2))) {}
+      : patch(p), pixels(GroupAllocator{kMmaGroup, 0}.dense(p.height, p.width)) {}
 };
 
-// f(i, row, col) of each pixel i that is this thread's, of `rows` rows as wide as those of a plane.
+// f(i, row, col) of each pixel i of a plane that is this thread's.
 template <int kThreads, class F>
-__device__ __forceinline__ void for_each_pixel(const GroupBands& plane, int rows, int thread, F f) {
+__device__ __forceinline__ void for_each_pixel(const GroupBands& plane, int thread, F f) {
   const int step_rows = plane.row_of(kThreads), step_cols = kThreads - step_rows * plane.cols;
   int row = plane.row_of(thread), col = thread - row * plane.cols;
 #pragma unroll 2
-  for (int i = thread; row < rows; i += kThreads) {
+  for (int i = thread; row < plane.rows; i += kThreads) {
     f(i, row, col);
     col += step_cols, row += step_rows;
     if (col >= plane.cols) col -= plane.cols, ++row;

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupGradMemory<K, L>::kTeam
   const FormLowpassIf<(L > 1), WG, 0> form_grad(shared + M::kFormGrad, team == 0);
 
   const auto spread = [&](int round) {
-    for_each_pixel<kThreads>(launch.pixels, p.height, thread, [&](int i, int row, int col) {
+    for_each_pixel<kThreads>(launch.pixels, thread, [&](int i, int row, int col) {
       const int from = i * kGroup + round * kTeams;
       const auto x = *reinterpret_cast<const Vector<T, kTeams>*>(input_pixels + from);
       const auto g = *reinterpret_cast<const Vector<T, kTeams>*>(grad_pixels + from);
