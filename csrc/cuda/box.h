@@ -8,12 +8,14 @@ struct alignas(128) BoxMap {
   unsigned char words[128];
 };
 
-// In shared memory rows of `cols` elements, dense. A box has every `row_step`-th row of the plane,
-// `rows` of them, and zeros where it reaches past the plane; a store leaves those out. `swizzled`:
-// rows of 128 bytes whose pieces of 16 change places, piece i of row r being piece i ^ r % 8.
+// In shared memory rows of `cols` elements, dense. A box has every `row_step`-th row of a plane,
+// `rows` of them, of `channels` neighbouring planes of each of `items` batch items, and zeros where
+// it reaches past the tensor; a store leaves those out. `swizzled`: rows of 128 bytes whose pieces
+// of 16 change places, piece i of row r being piece i ^ r % 8.
 struct BoxShape {
   int cols, rows, row_step;
   bool swizzled;
+  int channels = 1, items = 1;
 };
 
 }  // namespace wtconv::cuda

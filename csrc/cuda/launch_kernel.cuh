@@ -46,7 +46,8 @@ inline bool describe_boxes(BoxMap& map, const View& v, int element_bytes, int64_
     stride *= cuuint64_t(element_bytes);
     if (!aligned(int64_t(stride))) return false;
   }
-  const cuuint32_t extent[] = {cuuint32_t(box.cols), cuuint32_t(box.rows * box.row_step), 1, 1};
+  const cuuint32_t extent[] = {cuuint32_t(box.cols), cuuint32_t(box.rows * box.row_step),
+                               cuuint32_t(box.channels), cuuint32_t(box.items)};
   const cuuint32_t steps[] = {1, cuuint32_t(box.row_step), 1, 1};
   return encode(
              reinterpret_cast<CUtensorMap*>(&map),

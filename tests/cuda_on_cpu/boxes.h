@@ -26,7 +26,9 @@ struct BoxTensor {
   int element_bytes, batch, channels, height, width;
   wtconv::cuda::BoxShape shape;
 
-  int bytes() const { return shape.rows * shape.cols * element_bytes; }
+  int bytes() const {
+    return shape.items * shape.channels * shape.rows * shape.cols * element_bytes;
+  }
 };
 static_assert(sizeof(BoxTensor) <= sizeof(wtconv::cuda::BoxMap));
 
@@ -40,14 +42,18 @@ struct Box {
   template <class F>
   void for_each_byte(F f) const {
     const auto& [view, element, batch, channels, height, width, shape] = tensor;
-    unsigned char* plane =
-        static_cast<unsigned char*>(view.data) + (b * view.stride_b + c * view.stride_c) * element;
+    unsigned char* data = static_cast<unsigned char*>(view.data);
     const int row_bytes = shape.cols * element;
     for (int i = 0; i < tensor.bytes(); ++i) {
-      const int row = y + i / row_bytes * shape.row_step, col = x + i % row_bytes / element;
-      const bool inside = unsigned(row) < unsigned(height) && unsigned(col) < unsigned(width);
-      const int64_t at = (row * view.stride_y + col) * element + i % element;
-      f(shared + (shape.swizzled ? i ^ (i / 128 % 8 * 16) : i), inside ? plane + at : nullptr);
+      const int n = i / row_bytes, plane = n / shape.rows;
+      const int item = b + plane / shape.channels, channel = c + plane % shape.channels;
+      const int row = y + n % shape.rows * shape.row_step, col = x + i % row_bytes / element;
+      const bool inside = unsigned(item) < unsigned(batch) &&
+                          unsigned(channel) < unsigned(channels) &&
+                          unsigned(row) < unsigned(height) && unsigned(col) < unsigned(width);
+      const int64_t at = item * view.stride_b + channel * view.stride_c + row * view.stride_y + col;
+      f(shared + (shape.swizzled ? i ^ (i / 128 % 8 * 16) : i),
+        inside ? data + at * element + i % element : nullptr);
     }
   }
 };
@@ -131,7 +137,8 @@ inline bool describe_boxes(BoxMap& map, const View& v, int element_bytes, int64_
   for (const int64_t elements : {v.stride_b, v.stride_c, v.stride_y, int64_t(box.cols)})
     aligned &= elements * element_bytes % 16 == 0;
   if (!aligned || v.stride_x != 1 || box.row_step > kMostStep || box.cols > kMostExtent ||
-      box.rows * box.row_step > kMostExtent || (box.swizzled && box.cols * element_bytes != 128))
+      box.rows * box.row_step > kMostExtent || box.channels > kMostExtent ||
+      box.items > kMostExtent || (box.swizzled && box.cols * element_bytes != 128))
     return false;
   const cuda_on_cpu::BoxTensor tensor{v, element_bytes, int(batch), channels, height, width, box};
   std::memcpy(map.words, &tensor, sizeof(tensor));

@@ -2,6 +2,7 @@
 // and their places in the windows of single channels.
 #pragma once
 
+#include "../launch_kernel.cuh"
 #include "group.cuh"
 #include "mma.cuh"
 #include "mma_group_layout.h"
@@ -17,6 +18,21 @@ struct MmaGroupLaunch {
   explicit MmaGroupLaunch(const Patch& p)
       : patch(p), pixels(GroupAllocator{kMmaGroup, 0}.dense(p.height, p.width)) {}
 };
+
+// The pixels of a group's planes, of `items` batch items, as boxes in which they lie as in memory:
+// columns, rows and channels of a box are channels, columns and rows of the planes. False where
+// they cannot be.
+inline bool describe_pixels(BoxMap& map, const View& v, int64_t batch, int channels, int height,
+                            int width, int items) {
+  const View pixels{v.data, v.stride_b, v.stride_y, v.stride_x, v.stride_c};
+  return describe_boxes(map, pixels, 2, batch, height, width, channels,
+                        {kMmaGroup, width, 1, false, height, items});
+}
+// Starts to copy them, from channel `first` and batch item `item` on.
+__device__ __forceinline__ void load_pixels(void* pixels, const BoxMap& map, int item, int first,
+                                            uint64_t* barrier) {
+  load_box(pixels, map, item, 0, 0, first, barrier);
+}
 
 // f(i, row, col) of each pixel i of a plane that is this thread's.
 template <int kThreads, class F>

@@ -37,7 +37,8 @@ struct MmaGroupMemory {
   static constexpr int kPairs = kItems * W::plane(0) * W::plane(0) / 2;
   static constexpr int kPlaces = kChannels + kGroup * kChannel;
   static_assert(kPairs % kThreads == 0 && kOwn / 2 <= 1 << 16, "places are half words");
-  static constexpr int kPixels = kPlaces + kPairs * 2;
+  static constexpr int kBarrier = kPlaces + kPairs * 2;
+  static constexpr int kPixels = round_up(kBarrier + 8, 128);  // where a box may begin
   // A pair may begin with the last pixel.
   static constexpr int bytes(int height, int width) {
     return kPixels + (kItems * height * width + 1) * kGroup * 2;
@@ -56,9 +57,13 @@ struct MmaGroupGradMemory : MmaGradShare<K, L, 1, 1, false> {
 
   static constexpr int kFormInput = kTeams * kTeam;
   static constexpr int kFormGrad = kFormInput + lowpass_bytes<typename Share::WX, L - 1>();
-  static constexpr int kPixels = kFormGrad + lowpass_bytes<typename Share::WG, L - 1>();
+  static constexpr int kBarrier = kFormGrad + lowpass_bytes<typename Share::WG, L - 1>();
+  static constexpr int kPixels = round_up(kBarrier + 8, 128);
+  static constexpr int pixel_bytes(int height, int width) {  // of an operand
+    return round_up(height * width * kGroup * 2, 128);
+  }
   static constexpr int bytes(int height, int width) {
-    return kPixels + 2 * height * width * kGroup * 2;
+    return kPixels + 2 * pixel_bytes(height, width);
   }
 };
 

@@ -17,9 +17,17 @@
 namespace wtconv::cuda {
 namespace {
 
+// Beside that, the pixels of both tensors as boxes, where `loads_boxes`.
+struct GroupGradLaunch : MmaGroupLaunch<PatchGradLaunch> {
+  BoxMap input{}, grad_output{};
+  bool loads_boxes = false;
+
+  explicit GroupGradLaunch(const PatchGradLaunch& p) : MmaGroupLaunch(p) {}
+};
+
 template <class T, int K, int L>
 __global__ void __launch_bounds__(kPatchThreads* MmaGroupGradMemory<K, L>::kTeams, 1)
-    mma_group_weight_grad_kernel(const __grid_constant__ MmaGroupLaunch<PatchGradLaunch> launch) {
+    mma_group_weight_grad_kernel(const __grid_constant__ GroupGradLaunch launch) {
   using M = MmaGroupGradMemory<K, L>;
   using WX = typename M::WX;
   using WG = typename M::WG;
@@ -32,15 +40,23 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupGradMemory<K, L>::kTeam
   T *input = windows + team * (M::kTeam / 2), *grad = input + M::kInput / 2;
   T *low_input = input + M::kLow / 2, *low_grad = low_input + M::kLowInput / 2;
   T* input_pixels = reinterpret_cast<T*>(shared + M::kPixels);
-  T* grad_pixels = input_pixels + p.height * p.width * kGroup;
+  T* grad_pixels = input_pixels + M::pixel_bytes(p.height, p.width) / 2;
   const auto sync = [&] { sync_team<kPatchThreads>(team); };
 
   // Blocks that run at the same time are neighbours in memory.
   const int groups = ceil_div(p.channels, kGroup), split = blockIdx.x / groups;
   const int first = blockIdx.x % groups * kGroup, channels = min(kGroup, p.channels - first);
   const auto channel_at = [&](int round) { return first + round * kTeams + team; };
+  uint64_t* barrier = reinterpret_cast<uint64_t*>(shared + M::kBarrier);
   const auto start = [&](int item) {
     if (item >= p.batch) return;
+    if (launch.loads_boxes) {
+      if (thread > 0) return;
+      expect_bytes(barrier, 2 * p.height * p.width * kGroup * 2);
+      load_pixels(input_pixels, launch.input, item, first, barrier);
+      load_pixels(grad_pixels, launch.grad_output, item, first, barrier);
+      return;
+    }
     const auto copy = [&](const View& v, int bytes, T* to) {
       const T* plane = static_cast<const T*>(v.data) + first * v.stride_c + item * v.stride_b;
       fill_group<kGroup>(all, plane, v, bytes, channels, p.height, p.width, launch.pixels, to);
@@ -49,7 +65,8 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupGradMemory<K, L>::kTeam
     copy(p.grad_output, p.grad_bytes, grad_pixels);
   };
 
-  clear_group(all, shared, M::bytes(p.height, p.width));
+  if (launch.loads_boxes && thread == 0) init_byte_barrier(barrier);
+  clear_group(all, shared, M::kBarrier);
   start(split);
   const FormLowpassIf<(L > 1), WX, 0> form_input(shared + M::kFormInput, team == 0);
   const FormLowpassIf<(L > 1), WG, 0> form_grad(shared + M::kFormGrad, team == 0);
@@ -96,9 +113,13 @@ __global__ void __launch_bounds__(kPatchThreads* MmaGroupGradMemory<K, L>::kTeam
 #pragma unroll 1
     for (const int end = int(int64_t(count) * (part + 1) / p.parts); n < end; ++n) {
       const int item = split + n * p.splits, next = item + p.splits;
-      wait_for_copies();
+      if (launch.loads_boxes) {
+        wait_for_bytes(barrier, n);
+      } else {
+        wait_for_copies();
+      }
       __syncthreads();
-      if (next < p.batch) {
+      if (next < p.batch && !launch.loads_boxes) {
         const int row = int(blockIdx.x) % groups + thread * groups;
         prefetch_row<T>(p.input, p.input_bytes, next, row, p.height, p.width, p.channels);
         prefetch_row<T>(p.grad_output, p.grad_bytes, next, row, p.height, p.width, p.channels);
@@ -134,9 +155,14 @@ const char* launch_mma_group_weight_grad(const PatchGradLaunch& p, DType activat
     return with_constant(MmaGroupKernelSizes(), p.kernel_size, [&](auto k) {
       return with_constant(MmaGradLevels(), p.levels, [&](auto l) {
         using M = MmaGroupGradMemory<k(), l()>;
-        const MmaGroupLaunch launch(p);
-        return launch_kernel(&mma_group_weight_grad_kernel<decltype(t), k(), l()>, launch,
-                             int64_t(ceil_div(p.channels, M::kGroup)) * p.splits,
+        const auto kernel = &mma_group_weight_grad_kernel<decltype(t), k(), l()>;
+        GroupGradLaunch launch(p);
+        const auto describe = [&](BoxMap& map, const View& v) {
+          return describe_pixels(map, v, p.batch, p.channels, p.height, p.width, 1);
+        };
+        launch.loads_boxes = has_bulk_copies(kernel) && describe(launch.input, p.input) &&
+                             describe(launch.grad_output, p.grad_output);
+        return launch_kernel(kernel, launch, int64_t(ceil_div(p.channels, M::kGroup)) * p.splits,
                              dim3(kPatchThreads, M::kTeams), M::bytes(p.height, p.width), stream);
       });
     });
