@@ -36,10 +36,10 @@ int longest_side(const Problem& p) { return std::max(p.height, p.width); }
 // 5x5 taps and two levels or more, and where they fill half of their cells. On an H200, float16, in
 // ms, and in a group without tensor cores:
 //
-//   64x96x56x56 L=5   0.117  0.194
-//   64x192x28x28 L=4  0.078  0.093
-//   64x384x14x14 L=3  0.040  0.053
-//   and not taken
+//   64x96x56x56 L=5   0.103  0.194
+//   64x192x28x28 L=4  0.055  0.093
+//   64x384x14x14 L=3  0.034  0.053
+//   and not taken, measured without bulk copies
 //   64x192x28x28 L=1  0.069  0.064   (K=3, L=2: 0.067  0.055)
 //   33x64x20x20 L=3   0.021  0.021
 int mma_group_cells(const Problem& p, const Device& device, int most) {

@@ -12,11 +12,12 @@
 //   and of these, half types past 8 x 8     mma_planes.cu      mma_planes_weight*     mma*
 //   those that are a low-pass band of x     lowpass_planes.cu  -                     planes*.cuh
 //   those of a channels_last tensor         group_forward.cu   group_weight_grad.cu  group*
-//   and of these, half types of one tile    mma_group.cu       mma_group_weight*     mma*
+//   and of these, half types past 8 x 8     mma_group.cu       mma_group_weight*     mma*
 //
 // weight_grad.cu gives the input gradient, too, where kInputGradFits (layout.h). Of planes past 8 x
 // 8 in half types it gives the weight gradients where planes are few; of those past 32 x 32 that
-// fit a tile, mma_weight_grad.cu does.
+// fit a tile, mma_weight_grad.cu does. Of channels_last planes of half types, tensor cores give the
+// weight gradients past 32 x 32, and the operator of smaller ones for 5 x 5 taps.
 //
 // But on tensor cores (mma*) and in groups of channels, a thread computes a patch of 32 pixels from
 // its 8 coefficients of level 1 up.
