@@ -70,7 +70,7 @@ class Forward:
         size = "x".join(map(str, self.shape))
         flags = [name for name in FLAGS if getattr(self, name)]
         dtype = str(self.dtype).removeprefix("torch.")
-        cells = f"C{self.group}" if self.group else f"G{self.cells}"
+        cells = f"G{self.cells}" + (f"-C{self.group}" if self.group else "")
         return f"{dtype}-{size}-k{self.kernel}-L{self.levels}-{cells}-{'-'.join(flags)}"
 
 
@@ -142,7 +142,8 @@ GROUPS = [
     Forward((1, 8, 33, 51), 5, 5, F16, 1, 0, True, 4, output_bytes=8),
     Forward((1, 4, 64, 64), 7, 6, BF16, 1, 8, True, 4, output_bytes=4),
 ]
-# The same on tensor cores, eight channels of a plane of one tile.
+# The same on tensor cores, eight channels of planes of one tile; then G x G to a tile, of which a
+# block computes 2 batch items at once (G = 2) or 8 (G = 4).
 MMA_GROUPS = [
     Forward((3, 8, 56, 56), 5, 5, F16, 1, 16, True, 8, multiprocessors=2, mma=True),
     Forward((2, 13, 49, 55), 5, 4, BF16, 1, 0, True, 8, rotate=True, mma=True),
@@ -150,6 +151,32 @@ MMA_GROUPS = [
     Forward((1, 12, 64, 64), 3, 2, BF16, 1, 8, True, 8, base=False, output_bytes=0, mma=True),
     Forward((1, 6, 40, 36), 5, 1, F16, 1, 4, True, 8, rotate=True, mma=True),
     Forward((2, 5, 35, 56), 5, 5, F16, 1, 0, False, 8, mma=True),
+    Forward((4, 8, 28, 28), 5, 4, F16, 2, 16, True, 8, mma=True),
+    Forward((3, 13, 17, 31), 5, 5, BF16, 2, 0, True, 8, rotate=True, mma=True),
+    Forward((1, 12, 32, 32), 5, 5, F16, 2, 8, True, 8, half_parameters=True, mma=True),
+    Forward((2, 6, 31, 18), 5, 2, F16, 2, 4, True, 8, base=False, output_bytes=0, mma=True),
+    Forward((3, 8, 26, 29), 5, 3, BF16, 2, 0, True, 8, output_bytes=16, mma=True),
+    Forward((2, 16, 27, 32), 5, 1, F16, 2, 16, True, 8, output_bytes=8, mma=True),
+    Forward((2, 5, 23, 25), 5, 3, F16, 2, 0, False, 8, mma=True),
+    Forward((8, 8, 14, 14), 5, 3, F16, 4, 16, True, 8, mma=True),
+    Forward((9, 13, 9, 13), 5, 4, BF16, 4, 0, True, 8, rotate=True, mma=True),
+    Forward((3, 12, 16, 16), 5, 4, F16, 4, 8, True, 8, half_parameters=True, mma=True),
+    Forward((5, 6, 15, 11), 5, 2, F16, 4, 4, True, 8, base=False, output_bytes=2, mma=True),
+    Forward((10, 8, 13, 16), 5, 1, BF16, 4, 16, True, 8, output_bytes=4, mma=True),
+    Forward((7, 4, 12, 15), 5, 3, F16, 4, 0, True, 8, rotate=True, output_bytes=8, mma=True),
+    Forward((9, 5, 11, 14), 5, 2, BF16, 4, 0, False, 8, mma=True),
+]
+# Multiprocessors such that blocks share the items of a group, or pass from one group to the next,
+# also of columns that have not as many of them each.
+MMA_COLUMNS = [
+    Forward((6, 8, 19, 22), 5, 3, F16, 2, 16, True, 8, multiprocessors=2, mma=True),
+    Forward((10, 12, 17, 20), 5, 3, F16, 2, 8, True, 8, multiprocessors=3, mma=True),
+    Forward((3, 36, 18, 17), 5, 2, BF16, 2, 8, True, 8, multiprocessors=4, mma=True),
+    Forward((17, 16, 10, 9), 5, 4, F16, 4, 16, True, 8, multiprocessors=16, mma=True),
+    Forward((9, 20, 9, 10), 5, 3, F16, 4, 8, True, 8, rotate=True, multiprocessors=2, mma=True),
+    Forward((9, 40, 11, 9), 5, 2, BF16, 4, 16, True, 8, multiprocessors=2, mma=True),
+    Forward((2, 12, 33, 36), 5, 3, F16, 1, 8, True, 8, multiprocessors=4, mma=True),
+    Forward((3, 12, 33, 34), 3, 2, BF16, 1, 8, True, 8, multiprocessors=3, mma=True),
 ]
 # Tiles of large planes: borders within a tile and past one, in both directions.
 TILES = [
@@ -244,7 +271,9 @@ def run_forward(
     return x.tensor, y.tensor
 
 
-@pytest.mark.parametrize("case", PLANES + GROUPS + MMA_GROUPS + TILES + BOXES + BANDS, ids=str)
+@pytest.mark.parametrize(
+    "case", PLANES + GROUPS + MMA_GROUPS + MMA_COLUMNS + TILES + BOXES + BANDS, ids=str
+)
 def test_forward_is_the_operator(kernels: Emulator, case: Forward) -> None:
     torch.manual_seed(0)
     batch, channels, height, width = case.shape
@@ -298,6 +327,22 @@ def test_infinity_stays_in_its_plane_of_a_tile(kernels: Emulator, kernel: int, s
         _, y = run_forward(kernels, case, params, ill, None)
         assert not bool(torch.isfinite(y[item]).all())
         y[item] = 0
+        assert bool(torch.isfinite(y).all())
+
+
+@pytest.mark.parametrize("side", [13, 16, 27, 32])
+@pytest.mark.parametrize("levels", [1, 2, 4])
+def test_infinity_stays_in_its_plane_of_a_group(kernels: Emulator, levels: int, side: int) -> None:
+    """Of the items and channels of a window, of others, and of the block's next items."""
+    cells, items = (2, 2) if side > 16 else (4, 8)
+    case = Forward((2 * items, 8, side, side), 5, levels, F16, cells, 16, True, 8, mma=True)
+    params, values, end = Parameters(8, 5, levels, F32), torch.randn(case.shape), side - 1
+    for item, channel, row, col in ((0, 0, end, end), (1, 1, 0, 0), (items - 1, 6, 0, end)):
+        ill = values.clone()
+        ill[item, channel, row, col] = torch.inf
+        _, y = run_forward(kernels, case, params, ill, None)
+        assert not bool(torch.isfinite(y[item, channel, row, col]))
+        y[item, channel] = 0
         assert bool(torch.isfinite(y).all())
 
 

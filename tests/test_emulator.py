@@ -82,7 +82,7 @@ def test_threads_of_a_block_do_not_race(tmp_path: Path) -> None:
         emulator.HOST / "cuda_on_cpu.cpp": [],
     }
     emulator.compile_and_link(program, watch, sources)
-    clean = subprocess.run([program], capture_output=True, text=True, timeout=120)
+    clean = subprocess.run([program], capture_output=True, text=True, timeout=300)
     assert clean.returncode == 0, clean.stdout + clean.stderr[:4000]
     racing = subprocess.run([program, "racing"], capture_output=True, text=True, timeout=120)
     assert "data race" in racing.stderr

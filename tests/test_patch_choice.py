@@ -100,6 +100,22 @@ def tiles_of(problem: Problem, cells: int) -> int:
     return problem.batch * math.ceil(problem.height / TILE) * math.ceil(problem.width / TILE)
 
 
+def group_cells(problem: Problem, device: str) -> int:
+    """Planes of a tile on each side, in groups of channels that tensor cores take, or 0."""
+    shortest, longest = sorted((problem.height, problem.width))
+    cells = 4 if longest <= 16 else 2 if longest <= 32 else 1
+    side = TILE // cells
+    taken = device == "sm_90" and problem.channels_last and problem.element_bytes == 2
+    taken = taken and problem.kernel_size in (3, 5) and longest <= side < 2 * shortest
+    taken = taken and problem.levels <= {1: 5, 2: 5, 4: 4}[cells]
+    taken = taken and math.ceil(problem.channels / 8) * 8 <= 2 * problem.channels
+    if cells > 1:
+        taken = taken and problem.kernel_size == 5 and problem.levels >= 2
+        taken = taken and problem.batch >= cells
+        taken = taken and 2 * problem.height * problem.width >= side**2
+    return cells if taken else 0
+
+
 def assert_legal(problem: Problem, device: str, launch: Launch, most: int) -> None:
     """A launch of at most `most` levels."""
     longest, cells = max(problem.height, problem.width), launch.cells
@@ -107,16 +123,16 @@ def assert_legal(problem: Problem, device: str, launch: Launch, most: int) -> No
     assert problem.accumulator_bytes == 4, problem
     assert launch.shared_bytes <= DEVICES[device][1], problem
     assert 1 <= launch.levels <= most, problem
-    assert launch.tiles == tiles_of(problem, cells), problem
+    assert launch.tiles == tiles_of(problem, 1 if launch.group else cells), problem
     if launch.tensor_cores:
         assert problem.element_bytes == 2, problem
         assert cells in (0, 1, 2, 4), problem
-        if launch.group or not cells:
+        if not cells:
             assert min(problem.height, problem.width) > TILE // 2, problem
     if launch.group:
         channels = math.ceil(problem.channels / launch.group) * launch.group
         assert problem.channels_last, problem
-        assert cells == 1, problem
+        assert cells == (group_cells(problem, device) if launch.tensor_cores else 1), problem
         assert channels <= 2 * problem.channels, problem
     if cells:
         assert cells * longest <= TILE, problem
@@ -172,7 +188,7 @@ def assert_legal_lowpass(problem: Problem, device: str, choice: Choice) -> None:
         assert problem.channels * tiles_of(problem, cells) <= 4 * DEVICES[device][0], problem
 
 
-SIZES = [(1, 1), (7, 7), (14, 14), (28, 30), (40, 40), (56, 56), (64, 65)]
+SIZES = [(1, 1), (7, 7), (14, 14), (20, 20), (28, 30), (40, 40), (56, 56), (64, 65)]
 SIZES += [(33, 200), (131, 257), (512, 512)]
 
 
@@ -188,6 +204,8 @@ def test_every_choice_is_a_legal_launch(driver: Path, device: str) -> None:
     problems.append(Problem(2, 3, 256, 256, 5, 2, 8, 8, 0))  # float64
     choices = choose(driver, device, problems)
     for problem, choice in zip(problems, choices, strict=True):
+        of_group = choice.forward.group == 8 and choice.forward.tensor_cores
+        assert (choice.forward.cells if of_group else 0) == group_cells(problem, device), problem
         if choice.forward.levels:
             assert_legal(problem, device, choice.forward, problem.levels)
             whole = choice.forward.group == 0 and choice.forward.cells in (1, 2, 4)
@@ -222,6 +240,36 @@ def test_tensor_cores_take_planes_of_a_tile_with_all_their_levels(driver: Path) 
                 fits = side[0] > TILE // 2 and side[1] <= TILE and problem.levels <= 5
                 fits = fits and problem.height * problem.width <= most
                 assert (choice.grad.tensor_cores == 1) == fits, problem
+
+
+def test_tensor_cores_take_several_planes_of_a_tile_in_groups(driver: Path) -> None:
+    """Of 5x5 taps and two levels, as many items as cells in a row, which planes fill by half."""
+
+    def cells(
+        *shape: int, levels: int, kernel: int = 5, size: int = 2, last: int = 1, on: str = "sm_90"
+    ) -> int:
+        (choice,) = choose(driver, on, [Problem(*shape, kernel, levels, 4, size, last)])
+        launch = choice.forward
+        if not launch.tensor_cores or not launch.group:
+            return 0
+        assert (launch.levels, launch.group, launch.tiles) == (levels, 8, shape[0])
+        return launch.cells
+
+    assert [cells(64, 192, 28, 28, levels=n) for n in (1, 2, 4, 5, 6)] == [0, 2, 2, 2, 0]
+    assert [cells(64, 384, 14, 14, levels=n) for n in (1, 2, 4, 5)] == [0, 4, 4, 0]
+    assert [cells(b, 96, 32, 32, levels=3) for b in (1, 2, 3)] == [0, 2, 2]
+    assert [cells(b, 96, 16, 16, levels=3) for b in (1, 3, 4, 5)] == [0, 0, 4, 4]
+    # More than 512 pixels, and 128.
+    sides = {(17, 17): 0, (20, 20): 0, (22, 23): 0, (19, 27): 2, (24, 24): 2, (17, 30): 0}
+    sides |= {(17, 31): 2, (16, 32): 0, (31, 17): 2, (32, 33): 0, (33, 33): 1, (33, 32): 0}
+    sides |= {(11, 11): 0, (12, 11): 4, (9, 14): 0, (10, 13): 4, (16, 9): 4, (16, 8): 0, (8, 8): 0}
+    assert {(h, w): cells(64, 96, h, w, levels=2) for h, w in sides} == sides
+    # Half of eight channels.
+    assert [cells(64, c, 28, 28, levels=2) for c in (3, 4, 7, 9, 12)] == [0, 2, 2, 2, 2]
+    for shape in ((64, 96, 28, 28), (64, 96, 14, 14)):
+        assert [cells(*shape, levels=3, kernel=k) for k in (3, 7, 9)] == [0, 0, 0]
+        assert cells(*shape, levels=3, size=4) == cells(*shape, levels=3, last=0) == 0
+        assert cells(*shape, levels=3, on="sm_80") == cells(*shape, levels=3, on="sm_86") == 0
 
 
 def test_tensor_cores_take_the_gradients_of_many_planes(driver: Path) -> None:

@@ -94,6 +94,38 @@ void check_gradients() {
   const bool fits = M::kScratch <= M::kWindow && M::kBlocks * (M::kBytes + 1024) <= 228 * 1024;
   if (!parts || !fits) ++faults, printf("memory of the gradients: K %d planes %d\n", K, G);
 }
+// Channels_last planes: where the pixels of each item and channel lie in the windows, as
+// mma_group.cu spreads them.
+template <int K, int G>
+void check_group() {
+  using M = MmaGroupMemory<K, G>;
+  using W = typename M::W;
+  constexpr int kSide = W::plane(0), kWindow = M::kWindow / 2;  // elements
+  bool parts = true, fits = M::bytes(kSide, kSide) <= 227 * 1024;
+  for (const int part :
+       {M::kWindow, M::kOwn, M::kRaw, M::kFiltered, M::kTeam, M::kChannels, M::table(1),
+        M::kDeepTaps, M::kFactors, M::kChannel, M::kPlaces, M::kPixels})
+    parts &= part % 16 == 0;
+  fits &= M::kItems * kSide * kSide == 2 * M::kPairs && M::kWindows % M::kTeams == 0;
+  std::vector<bool> taken(M::kWindows * kWindow);
+  bool places = true;
+  for (int item = 0; item < M::kItems; ++item) {
+    for (int c = 0; c < M::kGroup; ++c) {
+      const int window = item / G * M::kOfItems + c / G, y = item % G * kSide, x = c % G * kSide;
+      for (int row = 0; row < kSide; ++row) {
+        for (int col = 0; col < kSide; ++col) {
+          const int pixel = window * kWindow + W::pixel_at(row, col);
+          const int at =
+              pixel + W::template cell_at<0>(item % G * (W::kCells / G)) + W::template col_at<0>(x);
+          places &= at < int(taken.size()) && !taken[at] && at % 2 == col % 2;
+          places &= at == window * kWindow + W::pixel_at(y + row, x + col);
+          if (places) taken[at] = true;
+        }
+      }
+    }
+  }
+  if (!parts || !fits || !places) ++faults, printf("memory of a group: K %d planes %d\n", K, G);
+}
 template <int K>
 void check_kernel_size() {
   check_planes<K, 1>(), check_planes<K, 2>(), check_planes<K, 4>();
@@ -102,6 +134,7 @@ void check_kernel_size() {
 
 int main() {
   check_kernel_size<3>(), check_kernel_size<5>(), check_kernel_size<7>();
+  check_group<3, 1>(), check_group<5, 1>(), check_group<5, 2>(), check_group<5, 4>();
   printf("%d windows, %d faults\n", windows, faults);
 }
 """

@@ -134,14 +134,16 @@ const char* run_group(DType dtype, T) {
   return launch_group_weight_grad(g, dtype, nullptr);
 }
 
-// Planes on tensor cores, cells x cells to a tile, several tiles to a block: of a channel, or of a
-// group.
-const char* run_planes(bool group, int cells, int bytes) {
-  constexpr int kLevels = 4, kTiles = 3;
+// Planes on tensor cores, cells x cells to a tile, several tiles to a block: of a channel, or of
+// groups. Of two groups, a block of three goes from one to the other.
+const char* run_planes(int groups, int cells, int bytes) {
+  constexpr int kLevels = 4;
+  const bool group = groups > 0;
+  const int tiles = group && cells > 1 ? 2 : 3;
   const int rows = 40 / cells, cols = 48 / cells, area = rows * cols;
-  const int channels = group ? kMmaGroup : 1, items = (kTiles - 1) * cells * cells + 1;
+  const int channels = group ? groups * kMmaGroup : 1, items = (tiles - 1) * cells * cells + 1;
   std::vector<__half> x(items * channels * area), y(x.size());
-  const std::vector<float> taps(4 * kMmaGroup * 25, 0.25f);
+  const std::vector<float> taps(4 * channels * 25, 0.25f);
   PatchLaunch p{};
   p.params.dtype = DType::kFloat32;
   for (int l = 0; l <= kLevels; ++l) p.params.weight[l] = p.params.scale[l] = taps.data();
@@ -151,10 +153,10 @@ const char* run_planes(bool group, int cells, int bytes) {
   };
   p.input = view(x.data()), p.output = view(y.data());
   p.batch = items, p.channels = channels, p.height = rows, p.width = cols;
-  p.kernel_size = 5, p.levels = kLevels, p.tiles = kTiles, p.tiles_y = p.tiles_x = 1;
+  p.kernel_size = 5, p.levels = kLevels, p.tiles = tiles, p.tiles_y = p.tiles_x = 1;
   p.cells = cells, p.group = group ? kMmaGroup : 0, p.input_bytes = p.output_bytes = bytes;
   p.tensor_cores = true;
-  const char* error = launch_patch_operator(p, DType::kFloat16, 1, nullptr);
+  const char* error = launch_patch_operator(p, DType::kFloat16, groups > 1 ? 3 : 1, nullptr);
   if (error || (group ? cells > 1 : !is_among(MmaPlaneGradCells(), cells))) return error;
 
   std::vector<float> partials(channels * 2 * sum_count(5, 2));
@@ -164,7 +166,7 @@ const char* run_planes(bool group, int cells, int bytes) {
   g.partials = partials.data();
   g.low_grad = bands.data(), g.low_input = bands.data() + bands.size() / 2;
   g.batch = items, g.channels = channels, g.height = rows, g.width = cols, g.kernel_size = 5;
-  g.levels = 2, g.tiles_y = g.tiles_x = 1, g.tiles = kTiles;
+  g.levels = 2, g.tiles_y = g.tiles_x = 1, g.tiles = tiles;
   g.cells = cells, g.group = p.group, g.grad_bytes = g.input_bytes = bytes;
   g.splits = g.together = 1, g.parts = 2;
   g.tensor_cores = g.base_wanted = g.level_wanted = g.bias_wanted = true;
@@ -191,15 +193,19 @@ int main(int count, char**) {
     const std::vector<float> coarse((kHeight / 4) * (kWidth / 4));
     if (!error) error = run_forward(DType::kFloat16, 2, x, y, coarse.data());
     if (!error) error = run_weight_grad(DType::kFloat32, 1, a, b);
-    if (!error) error = run_planes(false, 1, 16);
-    if (!error) error = run_planes(false, 2, 16);
-    if (!error) error = run_planes(false, 4, 2);
+    if (!error) error = run_planes(0, 1, 16);
+    if (!error) error = run_planes(0, 2, 16);
+    if (!error) error = run_planes(0, 4, 2);
     bulk_copies = 0;
     for (int bytes = 2; bytes <= 4 && !error; bytes *= 2) {
       error = run_forward(DType::kFloat16, 2, x, y, coarse.data(), bytes);
       if (!error) error = run_weight_grad(DType::kFloat16, 2, x, y, bytes);
     }
-    for (int bytes = 8; bytes <= 16 && !error; bytes *= 2) error = run_planes(true, 1, bytes);
+    for (int bytes = 8; bytes <= 16 && !error; bytes *= 2) error = run_planes(1, 1, bytes);
+    for (int cells = 2; cells <= 4 && !error; cells *= 2) {
+      error = run_planes(1, cells, 4);
+      if (!error) error = run_planes(2, cells, 16);
+    }
     for (int levels = 1; levels <= 2 && !error; ++levels) {
       error = run_forward(DType::kFloat32, levels, a, b);
       if (!error) error = run_forward(DType::kFloat16, levels, x, y);
