@@ -178,6 +178,10 @@ MMA_COLUMNS = [
     Forward((2, 12, 33, 36), 5, 3, F16, 1, 8, True, 8, multiprocessors=4, mma=True),
     Forward((3, 12, 33, 34), 3, 2, BF16, 1, 8, True, 8, multiprocessors=3, mma=True),
 ]
+# The same where the hardware has no bulk copies.
+MMA_PIECES = [
+    replace(case, bulk_copies=False) for case in MMA_GROUPS + MMA_COLUMNS if case.bytes == 16
+]
 # Tiles of large planes: borders within a tile and past one, in both directions.
 TILES = [
     Forward((1, 1, 72, 80), 3, 1, F32, 0, 16),
@@ -272,7 +276,9 @@ def run_forward(
 
 
 @pytest.mark.parametrize(
-    "case", PLANES + GROUPS + MMA_GROUPS + MMA_COLUMNS + TILES + BOXES + BANDS, ids=str
+    "case",
+    PLANES + GROUPS + MMA_GROUPS + MMA_COLUMNS + MMA_PIECES + TILES + BOXES + BANDS,
+    ids=str,
 )
 def test_forward_is_the_operator(kernels: Emulator, case: Forward) -> None:
     torch.manual_seed(0)

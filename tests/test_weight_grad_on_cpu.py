@@ -136,8 +136,8 @@ GRADIENTS += [
     Gradient((3, 16, 56, 47), 5, BF16, 1, 16, 16, 2, 1, True, 8, True),
     Gradient((3, 5, 45, 36), 3, F16, 1, 2, 2, 1, 2, True, 8, True, low=False),
 ]
-# Large float32 planes by bulk copies: of rows that end within a piece, of every kernel size, and
-# what runs where the hardware has none.
+# Large float32 planes by bulk copies: of rows that end within a piece, of every kernel size. What
+# runs where the hardware has none, of these and of groups on tensor cores.
 GRADIENTS += [
     Gradient((2, 2, 67, 75), 5, F32, splits=2, parts=2, aligned=True),
     Gradient((2, 1, 131, 66), 3, F32, aligned=True, early=True),
@@ -145,7 +145,7 @@ GRADIENTS += [
     *(
         replace(case, bulk_copies=False)
         for case in GRADIENTS
-        if case.dtype == F32 and case.cells == 0 and case.bytes == 16
+        if case.bytes == 16 and ((case.dtype == F32 and case.cells == 0) or case.group == 8)
     ),
 ]
 

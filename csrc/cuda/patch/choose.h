@@ -10,7 +10,7 @@ namespace wtconv::cuda {
 struct PatchChoice {
   int levels;     // of this launch; 0 where the tile kernel takes the problem
   int cells;      // planes of a tile on each side; 0: tiles of a large plane
-  int group = 0;  // channels of a block, a channels_last plane a tile; 0: one channel
+  int group = 0;  // channels of a block, of channels_last planes; 0: one channel
   bool tensor_cores = false;
   bool input_grad = false;  // of weight gradients: the launch gives the input gradient, too
 };

@@ -93,7 +93,7 @@ struct PatchLaunch {
   int batch, channels, height, width, kernel_size, levels;
   int tiles_y, tiles_x, tiles;    // of a plane, and of a channel
   int cells;                      // planes of a tile on each side; 0: a plane has many tiles
-  int group;                      // channels of a block, where cells = 1; 0: one channel
+  int group;                      // channels of a block, of whole planes; 0: one channel
   int splits, together;           // blocks of a channel, or of a group; those that run at once
   int input_bytes, output_bytes;  // of one access
   // May start before the kernel before it ends, one of the same call, and read the input without
