@@ -218,7 +218,7 @@ def test_every_choice_is_a_legal_launch(driver: Path, device: str) -> None:
 
 
 def test_tensor_cores_take_planes_of_a_tile_with_all_their_levels(driver: Path) -> None:
-    sides = [(56, 56), (33, 64), (59, 60), (59, 61), (64, 64), (32, 56), (65, 56)]
+    sides = [(56, 56), (33, 64), (59, 59), (59, 60), (55, 64), (64, 64), (32, 56), (65, 56)]
     cases = [(side, k, levels) for side in sides for k in (3, 5, 7, 9) for levels in (1, 3, 5, 6)]
     for last in (0, 1):
         problems = [Problem(64, 96, h, w, k, n, 4, 2, last) for (h, w), k, n in cases]
@@ -236,7 +236,7 @@ def test_tensor_cores_take_planes_of_a_tile_with_all_their_levels(driver: Path) 
                 assert launch.group == (8 if last else 0), problem
             if last and problem.kernel_size in (3, 5):
                 # Of the weight gradients both operands, at one level of every plane of a tile.
-                most = TILE**2 if problem.levels == 1 else {3: 3736, 5: 3520}[problem.kernel_size]
+                most = TILE**2 if problem.levels == 1 else {3: 3728, 5: 3512}[problem.kernel_size]
                 fits = side[0] > TILE // 2 and side[1] <= TILE and problem.levels <= 5
                 fits = fits and problem.height * problem.width <= most
                 assert (choice.grad.tensor_cores == 1) == fits, problem

@@ -32,9 +32,9 @@ int deepest_of(int cells) {
 int longest_side(const Problem& p) { return std::max(p.height, p.width); }
 
 // Channels_last planes of a tile on each side that tensor cores take, at most `most`, or 0. Not
-// where more than half of the channels would be missing. Several planes with the many products of
-// 5x5 taps and two levels or more, and where they fill half of their cells. On an H200, float16, in
-// ms, and in a group without tensor cores:
+// where more than half of the channels would be missing. Several planes of two levels or more,
+// where they fill half of their cells and the batch a column of these. On an H200, float16, in ms,
+// and in a group without tensor cores:
 //
 //   64x96x56x56 L=5   0.103  0.194
 //   64x192x28x28 L=4  0.055  0.093
@@ -47,8 +47,7 @@ int mma_group_cells(const Problem& p, const Device& device, int most) {
   int cells = 1;
   while (cells < most && longest_side(p) * cells * 2 <= kPatchTile) cells *= 2;
   const int side = kPatchTile / cells;
-  const bool several = p.kernel_size == 5 && p.levels > 1 && p.batch >= cells &&
-                       2 * p.height * p.width >= side * side;
+  const bool several = p.levels > 1 && p.batch >= cells && 2 * p.height * p.width >= side * side;
   const bool can =
       device.shared_per_block >= kLeastShared && p.channels_last && p.element_bytes == 2 &&
       p.batch * p.channels <= INT32_MAX && is_among(MmaGroupKernelSizes(), p.kernel_size) &&
@@ -277,7 +276,9 @@ int patch_tiles(const Problem& p, const PatchChoice& choice) {
 }
 
 PatchChoice choose_patch(const Problem& p, const Device& device) {
-  const int cells = mma_group_cells(p, device, largest(MmaGroupCells<5>()));
+  const int most = with_constant(MmaGroupKernelSizes(), p.kernel_size,
+                                 [](auto k) { return largest(MmaGroupCells<k()>()); });
+  const int cells = mma_group_cells(p, device, most);
   const PatchChoice group{p.levels, cells, kMmaGroup, true};
   if (cells > 0 && patch_bytes(p, group) <= device.shared_per_block) return group;
   const PatchChoice choice =

@@ -25,7 +25,9 @@ __device__ __forceinline__ int patch_col() {
 //
 // Loads of a batch are under way together: a block begins with the wait for them, and one after the
 // other would be as many waits (8xCxHxW float32 on an H200, mean over C = 32 to 128 and H = 128 to
-// 512, K = 5, L = 3: 0.157 ms for 0.161). Larger batches are more code than they save.
+// 512, K = 5, L = 3: 0.157 ms for 0.161). Larger batches are more code than they save;
+// fewer threads than a tile's, which read the taps of a channel while others read those of the
+// next, have all in one.
 template <int K, int kMostLevels, class P, int kThreads = kPatchThreads, class Store>
 __device__ __forceinline__ void read_scaled(const RawParameters& p, int channel, int levels,
                                             Store store, int thread = threadIdx.x) {

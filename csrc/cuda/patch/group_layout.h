@@ -55,9 +55,10 @@ struct GroupBands {
   int offset;                         // of the first position, in bytes
   int inverse = 0, inverse_rows = 0;  // of cols and rows, for row_of and col_of
 
-  // n / cols; exact up to 65536 / cols, which is past every plane of level 2 and every block.
+  // n / cols; exact below 65536 / cols, which is past every plane of level 2, every block, and
+  // every pair of columns of a unit (mma_group_layout.h).
   WTCONV_HOST_DEVICE constexpr int row_of(int n) const { return n * inverse >> 16; }
-  // The same where columns follow each other.
+  // The same by rows: of positions whose columns follow each other, and of planes below each other.
   WTCONV_HOST_DEVICE constexpr int col_of(int n) const { return n * inverse_rows >> 16; }
 
   constexpr int strips(int cols_of_strip) const { return rows * ceil_div(cols, cols_of_strip); }

@@ -46,7 +46,7 @@ __device__ void read_all_taps(const RawParameters& p, int channel, int levels,
 // Filters the levels from 3 on, from LL1 in the window's layout. `raise` times the sum of four of
 // its values is LL2. Each warp has its own part of `raw` and of `filtered`. From the taps of a
 // column of planes to those of the next are `step` floats.
-template <class W, int K, int G = 1, class T>
+template <class W, int K, int G, class T>
 __device__ __forceinline__ void filter_deep(const T* lowpass, float raise, int levels,
                                             const float* deep_taps, float* raw, float* filtered,
                                             int step = 0) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void filter_deep(const T* lowpass, float raise, int l
 
 // What they add to the pixels below each of this lane's coefficients of level 2, two rows of two
 // (mma_filter.cuh): the closed form.
-template <int K, int G = 1>
+template <int K, int G>
 __device__ __forceinline__ void synthesise_deep(const float* filtered, int levels,
                                                 float (&coarse)[2][2]) {
   using P = DeepPlanes<K, G>;

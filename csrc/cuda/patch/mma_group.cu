@@ -2,15 +2,16 @@
 // cores.
 //
 // A block takes eight neighbouring channels, 16 bytes of each pixel, of one plane, or of several
-// where they are small, and computes windows of single channels as mma_planes.cu does, a team of
-// four warps for each. The planes of a window are G channels side by side, of G batch items:
+// where they are small, and computes windows as mma_planes.cu does, a team of four warps for each.
+// The planes of a window are G channels, side by side, of G batch items, one below the other:
 //
 //   copy the pixels, as they lie in memory -> windows; the next pixels' copy starts -> LL1 by MMA
 //   -> the levels past 2, outputs of level 2 by MMA -> y by MMA, in place of the window -> store
 //
 // x is read once and y written once, by 16 bytes of a pixel. Loads are bulk copies where they can
-// be: each piece that threads load or store takes a line of memory, an instruction the time of 32
-// (64x96x56x56 float16 L=5 on an H200: 0.103 ms, without bulk copies 0.116).
+// be: each piece that threads load or store lies in another line of memory, and an instruction
+// takes the time of 32 lines (64x96x56x56 float16 L=5 on an H200: 0.103 ms, without bulk copies
+// 0.116).
 #include "../launch.cuh"
 #include "mma_deep.cuh"
 #include "mma_group.cuh"
@@ -19,15 +20,15 @@
 namespace wtconv::cuda {
 namespace {
 
-// Beside that, pairs of columns of those pixels; columns of groups, whose blocks run at the same
-// time; the pixels of a unit as a box, where `loads_boxes`.
-struct OperatorLaunch : MmaGroupLaunch<PatchLaunch> {
+// Beside what it has: the pairs of columns of a plane; the number of columns of groups; the pixels
+// of a unit as a box, where `loads_boxes`.
+struct GroupOperatorLaunch : MmaGroupLaunch<PatchLaunch> {
   GroupBands pairs;
   int columns = 1;
   BoxMap input{};
   bool loads_boxes = false;
 
-  explicit OperatorLaunch(const PatchLaunch& p)
+  explicit GroupOperatorLaunch(const PatchLaunch& p)
       : MmaGroupLaunch(p),
         pairs(GroupAllocator{2 * kMmaGroup, 0}.dense(p.height, ceil_div(p.width, 2))) {}
 };
@@ -82,24 +83,28 @@ __device__ __forceinline__ void store_pixel(const PatchLaunch& p, int channels, 
   }
 }
 
-// Columns of groups such that the fewest units come one after the other, on a multiprocessor a
-// block. Another group costs a block about half a unit, for its taps.
-int groups_to_columns(int groups, int units, int multiprocessors) {
-  constexpr int kMostOfColumn = 8;
-  int best = groups;
-  int64_t least = INT64_MAX;
-  for (int n = 1; n <= kMostOfColumn; ++n) {
-    const int columns = ceil_div(groups, n), splits = std::max(multiprocessors / columns, 1);
-    const int64_t rounds = (int64_t(n) * units - 1) / splits + 1;
-    const int64_t cost = (2 * rounds + (n > 1)) * ceil_div(columns, multiprocessors);
-    if (cost < least) best = columns, least = cost;
+// Columns of groups, and blocks of each, one a multiprocessor, such that the fewest units come one
+// after the other. Further groups of a column cost a block about half a unit, for their taps.
+struct GroupShares {
+  int columns, splits;
+
+  GroupShares(int groups, int units, int multiprocessors) {
+    constexpr int kMostOfColumn = 8;
+    int64_t least = INT64_MAX;
+    for (int n = 1; n <= kMostOfColumn; ++n) {
+      const int across = ceil_div(groups, n), blocks = std::max(multiprocessors / across, 1);
+      const int64_t of_column = int64_t(ceil_div(groups, across)) * units;
+      const int64_t rounds = (int64_t(n) * units - 1) / blocks + 1;
+      const int64_t cost = (2 * rounds + (n > 1)) * ceil_div(across, multiprocessors);
+      if (cost >= least) continue;
+      columns = across, splits = int(std::min<int64_t>(blocks, of_column)), least = cost;
+    }
   }
-  return best;
-}
+};
 
 template <class T, int K, int G>
 __global__ void __launch_bounds__(MmaGroupMemory<K, G>::kThreads, 1)
-    mma_group_kernel(const __grid_constant__ OperatorLaunch launch) {
+    mma_group_kernel(const __grid_constant__ GroupOperatorLaunch launch) {
   using M = MmaGroupMemory<K, G>;
   using W = typename M::W;
   constexpr int kThreads = M::kThreads, kGroup = M::kGroup, kPlane = W::plane(0);
@@ -123,9 +128,10 @@ __global__ void __launch_bounds__(MmaGroupMemory<K, G>::kThreads, 1)
   };
   const auto sync = [&] { sync_team<kPatchThreads>(team); };
 
-  // A unit is kItems batch items of a group. Blocks that run at the same time are neighbours in
-  // memory: those of neighbouring columns of groups go through the same items, and those of a
-  // column of one group side by side. Of more groups, a block has as few as there can be.
+  // A unit is kItems batch items of a group. Group g is of column g % columns, whose units its
+  // blocks share: where each column is one group, they go through the items side by side; else each
+  // block has a range of them, group by group, so that it forms the taps of few groups. Blocks that
+  // run at the same time are neighbours in memory.
   const int units = ceil_div(p.batch, M::kItems), groups = ceil_div(p.channels, kGroup);
   const int column = blockIdx.x % launch.columns, split = blockIdx.x / launch.columns;
   const int of_column = ceil_div(groups - column, launch.columns) * units;
@@ -176,8 +182,8 @@ __global__ void __launch_bounds__(MmaGroupMemory<K, G>::kThreads, 1)
   };
 
   // Pairs of columns of a unit's planes, one below the other: thread + n * kThreads are this
-  // thread's. The place of one in the windows of its first channel is even; it is odd where the
-  // second column lies past the plane.
+  // thread's. The place of a pair is where its first channel lies in the windows, an even number of
+  // elements; its lowest bit says whether the second column lies past the plane.
   const GroupBands& pairs = launch.pairs;
   const int count = M::kItems * p.height * pairs.cols, odd_width = p.width % 2;
   unsigned short* places = reinterpret_cast<unsigned short*>(shared + M::kPlaces);
@@ -193,19 +199,19 @@ __global__ void __launch_bounds__(MmaGroupMemory<K, G>::kThreads, 1)
     return reinterpret_cast<uint32_t*>(windows + (place & ~1u) + c / G * (M::kWindow / 2) +
                                        W::template col_at<0>(c % G * kPlane));
   };
-  constexpr int kPairs = M::kPairs / kThreads;  // of a thread
+  constexpr int kOfThread = M::kPairs / kThreads;
   const auto spread = [&] {
-    unsigned place[kPairs];
-    Words left[kPairs], right[kPairs];
+    unsigned place[kOfThread];
+    Words left[kOfThread], right[kOfThread];
 #pragma unroll
-    for (int n = 0; n < kPairs; ++n) {
+    for (int n = 0; n < kOfThread; ++n) {
       const int i = min(thread + n * kThreads, count - 1);
       const Words* from =
           reinterpret_cast<const Words*>(pixels) + 2 * i - odd_width * pairs.row_of(i);
       place[n] = places[i], left[n] = from[0], right[n] = from[1];
     }
 #pragma unroll
-    for (int n = 0; n < kPairs; ++n) {
+    for (int n = 0; n < kOfThread; ++n) {
       if (thread + n * kThreads >= count) break;
 #pragma unroll
       for (int c = 0; c < kGroup; ++c) {
@@ -220,7 +226,7 @@ __global__ void __launch_bounds__(MmaGroupMemory<K, G>::kThreads, 1)
               first_item = unit % units * M::kItems;
     T* output = static_cast<T*>(p.output.data) + first * p.output.stride_c;
 #pragma unroll
-    for (int n = 0; n < kPairs; ++n) {
+    for (int n = 0; n < kOfThread; ++n) {
       const int i = thread + n * kThreads;
       if (i >= count) break;
       const unsigned place = places[i];
@@ -303,15 +309,14 @@ const char* launch_mma_group(const PatchLaunch& p, DType activations, int multip
       return with_constant(MmaGroupCells<k()>(), p.cells, [&](auto g) {
         using M = MmaGroupMemory<k(), g()>;
         const auto kernel = &mma_group_kernel<decltype(t), k(), g()>;
-        OperatorLaunch launch(p);
+        GroupOperatorLaunch launch(p);
         launch.loads_boxes =
             has_bulk_copies(kernel) && describe_pixels(launch.input, p.input, p.batch, p.channels,
                                                        p.height, p.width, M::kItems);
         const int groups = ceil_div(p.channels, M::kGroup), units = ceil_div(p.batch, M::kItems);
-        launch.columns = groups_to_columns(groups, units, multiprocessors);
-        const int most = ceil_div(groups, launch.columns) * units;
-        launch.patch.splits = std::clamp(multiprocessors / launch.columns, 1, most);
-        return launch_kernel(kernel, launch, int64_t(launch.columns) * launch.patch.splits,
+        const GroupShares shares(groups, units, multiprocessors);
+        launch.columns = shares.columns, launch.patch.splits = shares.splits;
+        return launch_kernel(kernel, launch, int64_t(shares.columns) * shares.splits,
                              dim3(kPatchThreads, M::kTeams), M::bytes(p.height, p.width), stream,
                              p.early);
       });

@@ -37,6 +37,7 @@ struct MmaGroupMemory {
   static constexpr int kPairs = kItems * W::plane(0) * W::plane(0) / 2;
   static constexpr int kPlaces = kChannels + kGroup * kChannel;
   static_assert(kPairs % kThreads == 0 && kOwn / 2 <= 1 << 16, "places are half words");
+  static_assert(kPairs * (W::plane(0) / 2) <= 1 << 16, "GroupBands::row_of() is exact");
   static constexpr int kBarrier = kPlaces + kPairs * 2;
   static constexpr int kPixels = round_up(kBarrier + 8, 128);  // where a box may begin
   // A pair may begin with the last pixel.

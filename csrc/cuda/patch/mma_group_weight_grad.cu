@@ -9,7 +9,8 @@
 //   -> after some planes, diagonals by way of shared memory -> partial sums
 //
 // The sums of both channels of a team stay in registers over many planes. Low-pass bands are dense
-// planes.
+// planes. Pixels come by bulk copies where they can; else threads copy them, a plane after they
+// prefetched them to L2.
 #include "../launch.cuh"
 #include "mma_grad.cuh"
 #include "mma_group.cuh"
@@ -17,7 +18,7 @@
 namespace wtconv::cuda {
 namespace {
 
-// Beside that, the pixels of both tensors as boxes, where `loads_boxes`.
+// Beside what it has: the pixels of both tensors as boxes, where `loads_boxes`.
 struct GroupGradLaunch : MmaGroupLaunch<PatchGradLaunch> {
   BoxMap input{}, grad_output{};
   bool loads_boxes = false;

@@ -127,7 +127,7 @@ struct alignas(16) ChannelTaps {
 
 // Of the levels past 2 of planes, G x G to a tile, in float32: what they are before their filter,
 // what after it, and their taps.
-template <int K, int G = 1>
+template <int K, int G>
 struct DeepMemory {
   using P = PlanesMemory<4, K, G>;
   static constexpr int kLevels = P::kLevels, kRaw = P::kSmallFloats * 4, kFiltered = kRaw;

@@ -68,7 +68,8 @@ __device__ __forceinline__ OutputColumn output_column(int product, int n) {
 }
 
 // Two neighbouring polyphase taps of an output column at level kLevel + 1 (with the base path at
-// level 0): of row i behind the outputs, and of columns c and c + 1 from their first.
+// level 0): of row i behind the outputs, and of columns `first` and first + 1, counted from their
+// first.
 template <int kLevel, int K, int L>
 __device__ __forceinline__ void polyphase_taps(const ChannelTaps<K, L>& taps, int i, int first,
                                                OutputColumn out, float (&value)[2]) {
@@ -117,9 +118,9 @@ __device__ void form_fragments(ChannelTaps<K, L>& taps, uint32_t* fragments) {
   }
 }
 
-// The same without repeats, for two groups of columns: fragments of lanes whose columns lie as far
-// from their output are equal, where that is even or odd. Lanes that read at the same time touch
-// different banks.
+// As form_fragments(), without repeats, for two groups of columns: fragments of lanes are equal
+// whose columns lie as far from their output's pair, where both outputs are even or both odd. Lanes
+// that read at the same time touch different banks.
 template <int kLevel>
 __device__ __forceinline__ int tap_entry(int pixel, int t) {
   const int apart = t - pixel / 2 + 3;

@@ -17,7 +17,7 @@
 // weight_grad.cu gives the input gradient, too, where kInputGradFits (layout.h). Of planes past 8 x
 // 8 in half types it gives the weight gradients where planes are few; of those past 32 x 32 that
 // fit a tile, mma_weight_grad.cu does. Of channels_last planes of half types, tensor cores give the
-// weight gradients past 32 x 32, and the operator of smaller ones for 5 x 5 taps.
+// weight gradients past 32 x 32, and the operator of most smaller ones (choose.cpp).
 //
 // But on tensor cores (mma*) and in groups of channels, a thread computes a patch of 32 pixels from
 // its 8 coefficients of level 1 up.
@@ -91,10 +91,10 @@ struct PatchLaunch {
   const void* coarse;
   int coarse_rows, coarse_cols;
   int batch, channels, height, width, kernel_size, levels;
-  int tiles_y, tiles_x, tiles;    // of a plane, and of a channel
+  int tiles_y, tiles_x, tiles;    // of a plane, and of a channel; of a group its planes
   int cells;                      // planes of a tile on each side; 0: a plane has many tiles
   int group;                      // channels of a block, of whole planes; 0: one channel
-  int splits, together;           // blocks of a channel, or of a group; those that run at once
+  int splits, together;           // blocks of a channel, or of groups; those that run at once
   int input_bytes, output_bytes;  // of one access
   // May start before the kernel before it ends, one of the same call, and read the input without
   // waiting for that (launch_kernel.cuh). Groups of channels and tensor cores always do the latter.
