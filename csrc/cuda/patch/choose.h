@@ -31,7 +31,7 @@ int patch_grad_bytes(const Problem& problem, const PatchChoice& choice);
 
 // Blocks of the weight-gradient kernel that a multiprocessor holds.
 int patch_grad_blocks(const Problem& problem, const PatchChoice& choice);
-// Tiles of a channel.
+// Tiles of a channel; of a group its planes.
 int patch_tiles(const Problem& problem, const PatchChoice& choice);
 // Blocks of a channel, where the multiprocessors hold `slots` blocks at once.
 int split_tiles(int channels, int tiles, int slots, int most = INT32_MAX);
