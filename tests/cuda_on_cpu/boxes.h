@@ -7,6 +7,7 @@
 // have changed until then. A store sees what the last fence of any thread found.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -136,9 +137,11 @@ inline bool describe_boxes(BoxMap& map, const View& v, int element_bytes, int64_
   bool aligned = reinterpret_cast<uintptr_t>(v.data) % 16 == 0;
   for (const int64_t elements : {v.stride_b, v.stride_c, v.stride_y, int64_t(box.cols)})
     aligned &= elements * element_bytes % 16 == 0;
-  if (!aligned || v.stride_x != 1 || box.row_step > kMostStep || box.cols > kMostExtent ||
-      box.rows * box.row_step > kMostExtent || box.channels > kMostExtent ||
-      box.items > kMostExtent || (box.swizzled && box.cols * element_bytes != 128))
+  const bool expanded = std::min({v.stride_b, v.stride_c, v.stride_y}) <= 0;
+  if (!aligned || expanded || v.stride_x != 1 || box.row_step > kMostStep ||
+      box.cols > kMostExtent || box.rows * box.row_step > kMostExtent ||
+      box.channels > kMostExtent || box.items > kMostExtent ||
+      (box.swizzled && box.cols * element_bytes != 128))
     return false;
   const cuda_on_cpu::BoxTensor tensor{v, element_bytes, int(batch), channels, height, width, box};
   std::memcpy(map.words, &tensor, sizeof(tensor));
