@@ -154,7 +154,7 @@ def assert_follows_reference(
 
 
 def _in_nchw(tensor: Tensor) -> bool:
-    return tensor.shape[1] == 1 or tensor.stride(1) != 1 or tensor.is_contiguous()
+    return tensor.shape[1] == 1 or tensor.stride(1) != 1 or tensor.shape[2:].numel() == 1
 
 
 def _is_channelwise(shape: Sequence[int], in_nchw: bool) -> bool:

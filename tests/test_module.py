@@ -244,6 +244,18 @@ def test_output_has_the_layout_of_the_input(
 
 
 @pytest.mark.parametrize("levels", [0, 2])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_empty_batch_has_the_layout_of_the_input(path: str, stride: int, levels: int) -> None:
+    layer = make_layer(3, 3, wt_levels=levels, stride=stride)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        input = torch.empty(0, 3, 9, 6, memory_format=layout, requires_grad=True)
+        output = layer(input)
+        assert output.stride() == torch.empty(output.shape, memory_format=layout).stride()
+        (gradient,) = torch.autograd.grad(output, input, torch.empty_like(output))
+        assert gradient.stride() == input.stride()
+
+
+@pytest.mark.parametrize("levels", [0, 2])
 def test_any_strides_give_the_same_values(path: str, levels: int) -> None:
     layer = make_layer(3, wt_levels=levels)
     wide = make_input(2, 5, 11, 13)

@@ -117,6 +117,17 @@ def test_fake_outputs_equal_real_outputs(device, sample, dtype):
         assert described(fake) == described(real), op
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced_channels_last"])
+@pytest.mark.parametrize("size", [(5, 6), (1, 6), (5, 1), (1, 1)], ids=str)
+def test_an_empty_batch_has_the_strides_of_a_larger_one(device, size, layout):
+    strides = []
+    for batch in (0, 2):
+        sample = Sample(*size, 2, channels=3, batch=batch, layout=layout)
+        outputs = [op(*arguments) for op, arguments in calls(sample, device, torch.float32, False)]
+        strides.append([t.stride() for t in torch.utils._pytree.tree_leaves(outputs)])
+    assert strides[0] == strides[1]
+
+
 def test_fake_sizes_equal_real_sizes_for_every_small_size(ops):
     for height, width in itertools.product((1, 2, 3, 4, 5, 7, 16, 33), (1, 2, 6, 9)):
         for op, arguments in calls(Sample(height, width, 3), "cpu", torch.float32, False):

@@ -95,11 +95,12 @@ def is_channels_last(tensor: Tensor) -> bool:
         tensor: [B, C, H, W], any strides.
 
     Returns:
-        True iff the channels are the fastest dimension of a tensor that is not contiguous.
+        True iff the channels are consecutive, of an empty batch too; a single channel or pixel
+        has no layout.
     """
     if not _certainly(tensor.stride(1) == 1) or _certainly(tensor.shape[1] == 1):
         return False
-    return not tensor.is_contiguous()
+    return not all(_certainly(size == 1) for size in tensor.shape[2:])
 
 
 def memory_format_of(tensor: Tensor) -> torch.memory_format:

@@ -316,7 +316,7 @@ Tensor as_contiguous(Tensor tensor) {
 }
 
 bool prefers_channels_last(const Tensor& tensor) {
-  return tensor.size(1) > 1 && tensor.stride(1) == 1 && !tensor.is_contiguous();
+  return tensor.size(1) > 1 && tensor.stride(1) == 1 && (tensor.size(2) > 1 || tensor.size(3) > 1);
 }
 
 Tensor empty_image(const Tensor& like, const std::vector<int64_t>& sizes, bool channels_last) {

@@ -52,7 +52,8 @@ DType dtype_of(const Tensor& tensor);
 // The tensor itself where it is contiguous, without a call through torch's dispatcher.
 Tensor as_contiguous(Tensor tensor);
 
-// Layout of an output made from `tensor`: channels_last where its channels are consecutive.
+// Layout of an output made from `tensor`: channels_last where its channels are consecutive, of an
+// empty batch too. A single channel or pixel has none.
 bool prefers_channels_last(const Tensor& tensor);
 
 // A new dense tensor with the dtype and device of `like`, channels_last or contiguous.
