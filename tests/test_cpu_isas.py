@@ -29,8 +29,8 @@ def environment(isa: str) -> dict[str, str]:
     return {**kept, "WTCONV_CPU_ISA": isa, "OMP_NUM_THREADS": "1"}
 
 
-def chosen(isa: str) -> str:
-    """The instruction set that a process runs when limited to ``isa``."""
+def loaded(isa: str) -> tuple[dict[str, object], str]:
+    """What the library says about itself in a process limited to ``isa``, and the warnings."""
     program = "import json, wtconv_ops._library as l; print(json.dumps(l.build_info()))"
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -41,7 +41,12 @@ def chosen(isa: str) -> str:
         check=True,
         timeout=300,
     )
-    return str(json.loads(done.stdout)["cpu_isa"])
+    return json.loads(done.stdout), done.stderr
+
+
+def chosen(isa: str) -> str:
+    """The instruction set that a process runs when limited to ``isa``."""
+    return str(loaded(isa)[0]["cpu_isa"])
 
 
 @pytest.mark.slow
@@ -66,6 +71,18 @@ def test_numbers_are_right_with_every_instruction_set(isa: str) -> None:
 def test_limit_names_the_kernels_that_run() -> None:
     assert chosen("baseline") == "baseline"
     assert chosen("avx2") in ("avx2", "baseline")
+
+
+def test_unknown_limit_is_ignored_with_one_warning_that_names_the_known_ones() -> None:
+    newest, said = loaded("")
+    assert said == ""
+    names = newest["cpu_isas"]
+    assert isinstance(names, list)
+    assert loaded(names[-1]) == (newest, "")
+    info, said = loaded("AVX2")
+    assert info == newest
+    sentence = f"WTCONV_CPU_ISA must be one of {', '.join(names)}, got 'AVX2', which is ignored"
+    assert said.count("Warning") == said.count(f"RuntimeWarning: wtconv_ops: {sentence}\n") == 1
 
 
 SOURCES = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/cpu/isa/engine_*.cpp"))

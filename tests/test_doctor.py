@@ -88,6 +88,14 @@ cuda kernels: none: built without CUDA; WTCONV_CUDA=1 builds them""",  # noqa: E
     )
 
 
+def test_unknown_instruction_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_library(monkeypatch)
+    said = "WTCONV_CPU_ISA must be one of baseline, avx2, avx512, got 'sse', which is ignored"
+    for value, named in (("sse", True), ("baseline", False), ("avx512", False), ("", False)):
+        monkeypatch.setenv("WTCONV_CPU_ISA", value)
+        assert (f"bfloat16; {said}" in lines_of("library")) == named
+
+
 def test_library_of_this_source_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     use_library(monkeypatch)
     tree = SimpleNamespace(source_hash=lambda root: INFO["source_hash"])

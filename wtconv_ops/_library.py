@@ -15,6 +15,7 @@ import torch
 
 FILE_NAME = "libwtconv_ops.so"
 NAMESPACE = "wtconv"
+ISA_VARIABLE = "WTCONV_CPU_ISA"
 MIN_TORCH = (2, 11)  # whose stable interface the library is built against
 
 
@@ -71,7 +72,7 @@ def load() -> Library | None:
 
     Operators that are defined already (an exported program loaded the library first) are taken
     as they are. A missing or unloadable library gives one warning; the layer then runs plain
-    PyTorch operations.
+    PyTorch operations. So does an unknown ``WTCONV_CPU_ISA``, which the kernels ignore.
 
     Returns:
         The library, or None.
@@ -88,13 +89,21 @@ def load() -> Library | None:
         text = str(error.__cause__ or error).strip()
         reason = text.splitlines()[0] if text else type(error).__name__
         _STATE.problem = f"the operator library {FILE_NAME} cannot be loaded ({reason})"
+    said = isa_problem()
     if _STATE.problem is not None:
-        warnings.warn(
-            f"wtconv_ops: {_STATE.problem}; WTConv2d runs plain PyTorch operations until then",
-            RuntimeWarning,
-            stacklevel=4,  # the statement that imports the package
-        )
+        said = f"{_STATE.problem}; WTConv2d runs plain PyTorch operations until then"
+    if said is not None:
+        # The level is the statement that imports the package.
+        warnings.warn(f"wtconv_ops: {said}", RuntimeWarning, stacklevel=4)
     return _STATE.library
+
+
+def isa_problem() -> str | None:
+    """One sentence if ``WTCONV_CPU_ISA`` is no instruction set of the library; else None."""
+    value, names = os.environ.get(ISA_VARIABLE), build_info().get("cpu_isas")
+    if not value or not names or value in names:
+        return None
+    return f"{ISA_VARIABLE} must be one of {', '.join(names)}, got {value!r}, which is ignored"
 
 
 def _find(path: Path) -> Library:

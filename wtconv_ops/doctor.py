@@ -186,9 +186,13 @@ def _library_torch() -> str:
 
 
 def _library_cpu() -> str:
+    from . import _library
+
     if _no_library():
         return "none"
-    return f"{_info('cpu_isa')} (built: {_info('cpu_isas')}), {_info('dtypes')}"
+    built = f"{_info('cpu_isa')} (built: {_info('cpu_isas')}), {_info('dtypes')}"
+    problem = _library.isa_problem()
+    return built if problem is None else f"{built}; {problem}"
 
 
 def _library_cuda() -> str:

@@ -12,6 +12,7 @@ std::vector<const Engine*> find_engines() {
   std::vector<const Engine*> engines{&kEngineBaseline};
 #ifdef WTCONV_X86
   // WTCONV_CPU_ISA=baseline|avx2 keeps to an older instruction set, to test it or to compare bits.
+  // The Python package warns of values that are no instruction set of build_info.cpp.
   const char* variable = std::getenv("WTCONV_CPU_ISA");
   const std::string limit = variable ? variable : "";
   if (limit == "baseline" || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
