@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 from launch_choice import CUDA, DEVICES, Problem, build
+from readme import README
 
 TILE = 64
 
@@ -270,6 +271,21 @@ def test_tensor_cores_take_several_planes_of_a_tile_in_groups(driver: Path) -> N
         assert [cells(*shape, levels=3, kernel=k) for k in (3, 7, 9)] == [0, 0, 0]
         assert cells(*shape, levels=3, size=4) == cells(*shape, levels=3, last=0) == 0
         assert cells(*shape, levels=3, on="sm_80") == cells(*shape, levels=3, on="sm_86") == 0
+
+
+def test_readme_says_which_channels_last_planes_tensor_cores_take(driver: Path) -> None:
+    axes = itertools.product(range(2, 17), (16, 24, 56), range(1, 9))
+    problems = [Problem(64, c, side, side, 5, levels, 4, 2, 1) for c, side, levels in axes]
+    launches = [choice.forward for choice in choose(driver, "sm_90", problems)]
+    pairs = list(zip(problems, launches, strict=True))
+    taken = [p for p, launch in pairs if launch.tensor_cores and launch.group]
+    assert min(p.channels for p in taken) == 4
+    deepest = [max(p.levels for p in taken if p.height == side) for side in (16, 24, 56)]
+    assert deepest == [4, 5, 5]
+    assert any(p.channels < 4 for p, launch in pairs if launch.tensor_cores and not launch.group)
+    text = " ".join(README.read_text().split())
+    assert "In channels_last that takes C ≥ 4 and L ≤ 5 (planes up to 16×16: L ≤ 4)" in text
+    assert "other planes of few channels can run as in NCHW" in text
 
 
 def test_tensor_cores_take_the_gradients_of_many_planes(driver: Path) -> None:
