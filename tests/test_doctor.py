@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from expecttest import assert_expected_inline
+from readme import README
 
 import wtconv_ops
 from wtconv_ops import _library, doctor
@@ -94,6 +95,17 @@ def test_unknown_instruction_set_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     for value, named in (("sse", True), ("baseline", False), ("avx512", False), ("", False)):
         monkeypatch.setenv("WTCONV_CPU_ISA", value)
         assert (f"bfloat16; {said}" in lines_of("library")) == named
+
+
+@pytest.mark.parametrize("archs", [["9.0"], []], ids=str)
+def test_readme_quotes_the_row_of_the_cuda_kernels(
+    monkeypatch: pytest.MonkeyPatch, archs: list[str]
+) -> None:
+    use_library(monkeypatch, cuda=bool(archs), cuda_archs=archs)
+    (value,) = (row.value for row in doctor.rows() if row.item == "cuda kernels")
+    section = README.read_text().partition("## Install and run")[2].partition("\n## ")[0]
+    assert "the row `cuda kernels` of `.venv/bin/python -m wtconv_ops doctor`" in section
+    assert f"`{value.partition(';')[0]}`" in section
 
 
 def test_library_of_this_source_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
