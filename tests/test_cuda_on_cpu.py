@@ -165,6 +165,10 @@ MMA_GROUPS = [
     Forward((10, 8, 13, 16), 5, 1, BF16, 4, 16, True, 8, output_bytes=4, mma=True),
     Forward((7, 4, 12, 15), 5, 3, F16, 4, 0, True, 8, rotate=True, output_bytes=8, mma=True),
     Forward((9, 5, 11, 14), 5, 2, BF16, 4, 0, False, 8, mma=True),
+    Forward((1, 8, 20, 21), 3, 5, F16, 2, 16, True, 8, mma=True),
+    Forward((5, 12, 27, 30), 3, 1, BF16, 2, 8, True, 8, rotate=True, mma=True),
+    Forward((11, 8, 14, 9), 3, 4, F16, 4, 16, True, 8, rotate=True, mma=True),
+    Forward((1, 10, 10, 13), 3, 2, BF16, 4, 0, True, 8, half_parameters=True, mma=True),
 ]
 # Multiprocessors such that blocks share the items of a group, or pass from one group to the next,
 # also of columns that have not as many of them each.

@@ -110,10 +110,6 @@ def group_cells(problem: Problem, device: str) -> int:
     taken = taken and problem.kernel_size in (3, 5) and longest <= side < 2 * shortest
     taken = taken and problem.levels <= {1: 5, 2: 5, 4: 4}[cells]
     taken = taken and math.ceil(problem.channels / 8) * 8 <= 2 * problem.channels
-    if cells > 1:
-        taken = taken and problem.kernel_size == 5 and problem.levels >= 2
-        taken = taken and problem.batch >= cells
-        taken = taken and 2 * problem.height * problem.width >= side**2
     return cells if taken else 0
 
 
@@ -244,7 +240,7 @@ def test_tensor_cores_take_planes_of_a_tile_with_all_their_levels(driver: Path) 
 
 
 def test_tensor_cores_take_several_planes_of_a_tile_in_groups(driver: Path) -> None:
-    """Of 5x5 taps and two levels, as many items as cells in a row, which planes fill by half."""
+    """Of 3x3 and 5x5 taps, with sides of more than half a cell."""
 
     def cells(
         *shape: int, levels: int, kernel: int = 5, size: int = 2, last: int = 1, on: str = "sm_90"
@@ -256,19 +252,18 @@ def test_tensor_cores_take_several_planes_of_a_tile_in_groups(driver: Path) -> N
         assert (launch.levels, launch.group, launch.tiles) == (levels, 8, shape[0])
         return launch.cells
 
-    assert [cells(64, 192, 28, 28, levels=n) for n in (1, 2, 4, 5, 6)] == [0, 2, 2, 2, 0]
-    assert [cells(64, 384, 14, 14, levels=n) for n in (1, 2, 4, 5)] == [0, 4, 4, 0]
-    assert [cells(b, 96, 32, 32, levels=3) for b in (1, 2, 3)] == [0, 2, 2]
-    assert [cells(b, 96, 16, 16, levels=3) for b in (1, 3, 4, 5)] == [0, 0, 4, 4]
-    # More than 512 pixels, and 128.
-    sides = {(17, 17): 0, (20, 20): 0, (22, 23): 0, (19, 27): 2, (24, 24): 2, (17, 30): 0}
-    sides |= {(17, 31): 2, (16, 32): 0, (31, 17): 2, (32, 33): 0, (33, 33): 1, (33, 32): 0}
-    sides |= {(11, 11): 0, (12, 11): 4, (9, 14): 0, (10, 13): 4, (16, 9): 4, (16, 8): 0, (8, 8): 0}
+    assert [cells(64, 192, 28, 28, levels=n) for n in (1, 2, 4, 5, 6)] == [2, 2, 2, 2, 0]
+    assert [cells(64, 384, 14, 14, levels=n) for n in (1, 2, 4, 5)] == [4, 4, 4, 0]
+    assert [cells(b, 96, 32, 32, levels=3) for b in (1, 2, 3)] == [2, 2, 2]
+    assert [cells(b, 96, 16, 16, levels=3) for b in (1, 3, 4, 5)] == [4, 4, 4, 4]
+    sides = {(17, 17): 2, (17, 32): 2, (32, 32): 2, (31, 17): 2, (16, 32): 0, (32, 16): 0}
+    sides |= {(32, 33): 0, (33, 33): 1, (33, 32): 0}
+    sides |= {(9, 9): 4, (9, 14): 4, (16, 9): 4, (16, 16): 4, (16, 8): 0, (8, 8): 0}
     assert {(h, w): cells(64, 96, h, w, levels=2) for h, w in sides} == sides
     # Half of eight channels.
     assert [cells(64, c, 28, 28, levels=2) for c in (3, 4, 7, 9, 12)] == [0, 2, 2, 2, 2]
     for shape in ((64, 96, 28, 28), (64, 96, 14, 14)):
-        assert [cells(*shape, levels=3, kernel=k) for k in (3, 7, 9)] == [0, 0, 0]
+        assert [bool(cells(*shape, levels=3, kernel=k)) for k in (3, 5, 7, 9)] == [1, 1, 0, 0]
         assert cells(*shape, levels=3, size=4) == cells(*shape, levels=3, last=0) == 0
         assert cells(*shape, levels=3, on="sm_80") == cells(*shape, levels=3, on="sm_86") == 0
 

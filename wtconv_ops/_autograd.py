@@ -157,11 +157,23 @@ class FusedForward(Function):
         return output
 
     @classmethod
-    def call(cls, tensors: tuple[Any, ...]) -> Tensor:
-        """The operator on its input and parameters, differentiable where something asks for it."""
+    def call(
+        cls,
+        tensors: tuple[Any, ...],
+        weights: Sequence[Tensor],
+        scales: Sequence[Tensor],
+    ) -> Tensor:
+        """The operator, differentiable where something asks for it.
+
+        Args:
+            tensors: Its input and parameters, flat.
+            weights: Those of the levels among them, and ``scales``, as the operator takes them.
+        """
         if needs_derivative(tensors):
             return cls.apply(*tensors)  # type: ignore[no-any-return]
-        return cls.run(tensors[0], tensors[1:])
+        with below_autograd():
+            output: Tensor = cls.operator(*tensors[:4], weights, scales)
+        return output
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, *parameters: Tensor | None) -> Tensor:

@@ -100,16 +100,23 @@ class _Parameters(NamedTuple):
         )
 
 
-def _kernel(*arguments: Any) -> Tensor:
+def _kernel(
+    input: Tensor,
+    base_weight: Tensor,
+    base_bias: Tensor | None,
+    base_scale: Tensor,
+    weights: list[Tensor],
+    scales: list[Tensor],
+) -> Tensor:
     """The operator; in inference mode no Python kernel of it gives a failed allocation its type."""
+    base = (input, base_weight, base_bias, base_scale)
     if torch.compiler.is_compiling():
-        return torch.ops.wtconv.fused_forward.default(*arguments)  # type: ignore[no-any-return]
-    *base, weights, scales = arguments
+        return torch.ops.wtconv.fused_forward.default(*base, weights, scales)  # type: ignore[no-any-return]
     tensors = (*base, *weights, *scales)
     try:
         if len(weights) == len(scales) and begins_at_autograd(tensors):
-            return _differentiable()(tensors)
-        return torch.ops.wtconv.fused_forward.default(*arguments)  # type: ignore[no-any-return]
+            return _differentiable()(tensors, weights, scales)
+        return torch.ops.wtconv.fused_forward.default(*base, weights, scales)  # type: ignore[no-any-return]
     except RuntimeError as error:
         reraise(error)
 
@@ -134,11 +141,12 @@ def _kernels_serve(input: Tensor, base_weight: Tensor, levels: int) -> bool:
     if type(kernel_size) is not int:  # a SymInt has no hash
         return can_run(input.device, input.dtype, kernel_size, levels)
     key = (id(_library.library()), input.device, input.dtype, kernel_size, levels)
-    if key not in _served:
-        _served[key] = can_run(input.device, input.dtype, kernel_size, levels)
-    if not _served[key]:
+    known = _served.get(key)
+    if known is None:
+        known = _served[key] = can_run(input.device, input.dtype, kernel_size, levels)
+    if not known:
         _warn_once(input.device)
-    return _served[key]
+    return known
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -32,28 +32,25 @@ int deepest_of(int cells) {
 int longest_side(const Problem& p) { return std::max(p.height, p.width); }
 
 // Channels_last planes of a tile on each side that tensor cores take, at most `most`, or 0. Not
-// where more than half of the channels would be missing. Several planes of two levels or more,
-// where they fill half of their cells and the batch a column of these. On an H200, float16, in ms,
-// and in a group without tensor cores:
+// where more than half of the channels would be missing. On an H200, float16, in ms, and in a group
+// without tensor cores:
 //
 //   64x96x56x56 L=5   0.103  0.194
-//   64x192x28x28 L=4  0.055  0.093
-//   64x384x14x14 L=3  0.034  0.053
-//   and not taken, measured without bulk copies
-//   64x192x28x28 L=1  0.069  0.064   (K=3, L=2: 0.067  0.055)
-//   33x64x20x20 L=3   0.021  0.021
+//   64x192x28x28 L=4  0.055  0.093   (L=1: 0.042  0.064; K=3, L=1: 0.037  0.046)
+//   64x384x14x14 L=3  0.034  0.053   (K=3: 0.028  0.035)
+//   1x192x28x28 L=4   0.016  0.020
+//   33x64x20x20 L=3   0.021  0.020   (the whole backward: 0.053  0.062)
 int mma_group_cells(const Problem& p, const Device& device, int most) {
   constexpr int kLeastShared = 200 * 1024;  // of a block; not measured on GPUs with less
   int cells = 1;
   while (cells < most && longest_side(p) * cells * 2 <= kPatchTile) cells *= 2;
   const int side = kPatchTile / cells;
-  const bool several = p.levels > 1 && p.batch >= cells && 2 * p.height * p.width >= side * side;
   const bool can =
       device.shared_per_block >= kLeastShared && p.channels_last && p.element_bytes == 2 &&
       p.batch * p.channels <= INT32_MAX && is_among(MmaGroupKernelSizes(), p.kernel_size) &&
       p.levels <= deepest_of(cells) && longest_side(p) <= side &&
       2 * std::min(p.height, p.width) > side && round_up(p.channels, kMmaGroup) <= 2 * p.channels;
-  return can && (cells == 1 || several) ? cells : 0;
+  return can ? cells : 0;
 }
 
 // Channels of a block of the forward kernel: more, unless more of them would be missing.
@@ -189,7 +186,7 @@ PatchChoice choose_mma_plane_grads(const Problem& p, const PatchChoice& choice,
   const PatchChoice planes{std::min(p.levels, largest(MmaGradLevels())), choice.cells, 0, true};
   const int least = planes.levels == p.levels ? 3 : 8;  // tiles of a multiprocessor
   const int64_t tiles = int64_t(p.channels) * patch_tiles(p, choice);
-  const bool can = p.element_bytes == 2 && choice.group == 0 && p.width % 2 == 0 &&
+  const bool can = p.element_bytes == 2 && !p.channels_last && p.width % 2 == 0 &&
                    is_among(MmaPlaneGradCells(), choice.cells) &&
                    tiles >= least * device.multiprocessors &&
                    patch_grad_bytes(p, planes) <= device.shared_per_block;
@@ -218,7 +215,7 @@ bool gives_input_grad(const Problem& p, const PatchChoice& choice, const Device&
 int patch_bytes(const Problem& p, const PatchChoice& choice) {
   if (choice.group > 0 && choice.tensor_cores) {
     return with_constant(MmaGroupKernelSizes(), p.kernel_size, [&](auto k) {
-      return with_constant(MmaGroupCells<k()>(), choice.cells, [&](auto g) {
+      return with_constant(MmaGroupCells(), choice.cells, [&](auto g) {
         return MmaGroupMemory<k(), g()>::bytes(p.height, p.width);
       });
     });
@@ -276,9 +273,7 @@ int patch_tiles(const Problem& p, const PatchChoice& choice) {
 }
 
 PatchChoice choose_patch(const Problem& p, const Device& device) {
-  const int most = with_constant(MmaGroupKernelSizes(), p.kernel_size,
-                                 [](auto k) { return largest(MmaGroupCells<k()>()); });
-  const int cells = mma_group_cells(p, device, most);
+  const int cells = mma_group_cells(p, device, largest(MmaGroupCells()));
   const PatchChoice group{p.levels, cells, kMmaGroup, true};
   if (cells > 0 && patch_bytes(p, group) <= device.shared_per_block) return group;
   const PatchChoice choice =

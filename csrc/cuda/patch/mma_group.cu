@@ -39,21 +39,14 @@ template <class W, class T>
 __device__ __forceinline__ void write_outputs(const float (&value)[8][4], int height, int width,
                                               T* window) {
   constexpr int kPlane = W::plane(0);
-  const int lane = threadIdx.x % 32, first_col = threadIdx.x / 32 * kWarpCols;
-  const int row = lane / 4 * W::cell(0) % kPlane, col = first_col % kPlane + lane % 4 * 2;
-  T* corner = window + W::own_col(0) + W::template col_at<0>(first_col) + lane % 4 * 2 +
-              W::template cell_at<0>(lane / 4);
-#pragma unroll
-  for (int f = 0; f < 8; ++f) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int left = width - col - 8 * h;
-      if (row + f >= height || left <= 0) continue;
-      T* to = corner + W::template row_at<0>(W::own_row(0) + f) + 8 * h;
-      *reinterpret_cast<uint32_t*>(to) =
-          pack<T>(value[f][2 * h], left > 1 ? value[f][2 * h + 1] : 0.0f);
-    }
-  }
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int row = lane / 4 * W::cell(0) % kPlane, col = warp * kWarpCols % kPlane + lane % 4 * 2;
+  for_each_output<W>(window, [&](int f, int h, T* to) {
+    const int left = width - col - 8 * h;
+    if (row + f >= height || left <= 0) return;
+    *reinterpret_cast<uint32_t*>(to) =
+        pack<T>(value[f][2 * h], left > 1 ? value[f][2 * h + 1] : 0.0f);
+  });
 }
 
 // The channels of a pixel.
@@ -98,6 +91,90 @@ struct GroupShares {
       const int64_t cost = (2 * rounds + (n > 1)) * ceil_div(across, multiprocessors);
       if (cost >= least) continue;
       columns = across, splits = int(std::min<int64_t>(blocks, of_column)), least = cost;
+    }
+  }
+};
+
+// Pairs of columns of a unit's planes, one below the other: thread + n * kThreads are this
+// thread's. The place of a pair is where its first channel lies in the windows, an even number of
+// elements; its lowest bit says whether the second column lies past the plane.
+template <class M, class T>
+class PixelPairs {
+  using W = typename M::W;
+  static constexpr int kGroup = M::kGroup, kThreads = M::kThreads, kPlane = W::plane(0),
+                       kOfThread = M::kPairs / kThreads;
+  static constexpr int kColumn = W::kCells / (kPatchTile / kPlane);  // cells of a plane
+  const GroupBands& pairs_;
+  const int height_, width_, thread_, count_;
+  unsigned short* places_;
+
+  static __device__ __forceinline__ uint32_t* channel_at(T* windows, unsigned place, int c) {
+    constexpr int G = kPatchTile / kPlane;
+    return reinterpret_cast<uint32_t*>(windows + (place & ~1u) + c / G * (M::kWindow / 2) +
+                                       W::template col_at<0>(c % G * kPlane));
+  }
+
+ public:
+  __device__ __forceinline__ PixelPairs(const GroupOperatorLaunch& launch, unsigned char* shared,
+                                        int thread)
+      : pairs_(launch.pairs),
+        height_(launch.patch.height),
+        width_(launch.patch.width),
+        thread_(thread),
+        count_(M::kItems * height_ * pairs_.cols),
+        places_(reinterpret_cast<unsigned short*>(shared + M::kPlaces)) {}
+
+  __device__ __forceinline__ void settle() const {
+    constexpr int G = kPatchTile / kPlane;
+    for (int i = thread_; i < count_; i += kThreads) {
+      const int below = pairs_.row_of(i), col = 2 * (i - below * pairs_.cols);
+      const int item = pairs_.col_of(below), row = below - item * height_;
+      places_[i] = item / G * M::kOfItems * (M::kWindow / 2) + W::pixel_at(row, col) +
+                   W::template cell_at<0>(item % G * kColumn) + (col + 1 == width_);
+    }
+  }
+  // The pixels, as they lie in memory, to the windows.
+  __device__ __forceinline__ void spread(const T* pixels, T* windows) const {
+    unsigned place[kOfThread];
+    Words left[kOfThread], right[kOfThread];
+#pragma unroll
+    for (int n = 0; n < kOfThread; ++n) {
+      const int i = min(thread_ + n * kThreads, count_ - 1);
+      const Words* from =
+          reinterpret_cast<const Words*>(pixels) + 2 * i - width_ % 2 * pairs_.row_of(i);
+      place[n] = places_[i], left[n] = from[0], right[n] = from[1];
+    }
+#pragma unroll
+    for (int n = 0; n < kOfThread; ++n) {
+      if (thread_ + n * kThreads >= count_) break;
+#pragma unroll
+      for (int c = 0; c < kGroup; ++c) {
+        const uint32_t second = place[n] % 2 == 0 ? right[n].lane[c / 2] : 0;
+        *channel_at(windows, place[n], c) =
+            (c % 2 == 0 ? halves<0> : halves<1>)(left[n].lane[c / 2], second);
+      }
+    }
+  }
+  // f(item, row, column, channels there and in the next column, whether that is one) of each pair
+  // of the first `items` planes, from the windows.
+  template <class F>
+  __device__ __forceinline__ void gather(T* windows, int items, F f) const {
+#pragma unroll
+    for (int n = 0; n < kOfThread; ++n) {
+      const int i = thread_ + n * kThreads;
+      if (i >= count_) break;
+      const unsigned place = places_[i];
+      const int below = pairs_.row_of(i), col = 2 * (i - below * pairs_.cols);
+      const int item = M::kItems == 1 ? 0 : pairs_.col_of(below), row = below - item * height_;
+      Words left, right;
+#pragma unroll
+      for (int c = 0; c < kGroup; c += 2) {
+        const uint32_t even = *channel_at(windows, place, c),
+                       odd = *channel_at(windows, place, c + 1);
+        left.lane[c / 2] = halves<0>(even, odd), right.lane[c / 2] = halves<1>(even, odd);
+      }
+      if (item >= items) break;
+      f(item, row, col, left, right, place % 2 == 0);
     }
   }
 };
@@ -181,69 +258,18 @@ __global__ void __launch_bounds__(MmaGroupMemory<K, G>::kThreads, 1)
     }
   };
 
-  // Pairs of columns of a unit's planes, one below the other: thread + n * kThreads are this
-  // thread's. The place of a pair is where its first channel lies in the windows, an even number of
-  // elements; its lowest bit says whether the second column lies past the plane.
-  const GroupBands& pairs = launch.pairs;
-  const int count = M::kItems * p.height * pairs.cols, odd_width = p.width % 2;
-  unsigned short* places = reinterpret_cast<unsigned short*>(shared + M::kPlaces);
-  const auto settle = [&] {
-    for (int i = thread; i < count; i += kThreads) {
-      const int below = pairs.row_of(i), col = 2 * (i - below * pairs.cols);
-      const int item = pairs.col_of(below), row = below - item * p.height;
-      places[i] = item / G * M::kOfItems * (M::kWindow / 2) + W::pixel_at(row, col) +
-                  W::template cell_at<0>(item % G * (W::kCells / G)) + (col + 1 == p.width);
-    }
-  };
-  const auto channel_at_place = [&](unsigned place, int c) {
-    return reinterpret_cast<uint32_t*>(windows + (place & ~1u) + c / G * (M::kWindow / 2) +
-                                       W::template col_at<0>(c % G * kPlane));
-  };
-  constexpr int kOfThread = M::kPairs / kThreads;
-  const auto spread = [&] {
-    unsigned place[kOfThread];
-    Words left[kOfThread], right[kOfThread];
-#pragma unroll
-    for (int n = 0; n < kOfThread; ++n) {
-      const int i = min(thread + n * kThreads, count - 1);
-      const Words* from =
-          reinterpret_cast<const Words*>(pixels) + 2 * i - odd_width * pairs.row_of(i);
-      place[n] = places[i], left[n] = from[0], right[n] = from[1];
-    }
-#pragma unroll
-    for (int n = 0; n < kOfThread; ++n) {
-      if (thread + n * kThreads >= count) break;
-#pragma unroll
-      for (int c = 0; c < kGroup; ++c) {
-        const uint32_t second = place[n] % 2 == 0 ? right[n].lane[c / 2] : 0;
-        *channel_at_place(place[n], c) =
-            (c % 2 == 0 ? halves<0> : halves<1>)(left[n].lane[c / 2], second);
-      }
-    }
-  };
+  const PixelPairs<M, T> pairs(launch, shared, thread);
   const auto store = [&](int unit) {
     const int first = group_of_unit(unit) * kGroup, channels = min(kGroup, p.channels - first),
               first_item = unit % units * M::kItems;
     T* output = static_cast<T*>(p.output.data) + first * p.output.stride_c;
-#pragma unroll
-    for (int n = 0; n < kOfThread; ++n) {
-      const int i = thread + n * kThreads;
-      if (i >= count) break;
-      const unsigned place = places[i];
-      const int below = pairs.row_of(i), col = 2 * (i - below * pairs.cols);
-      const int n_item = M::kItems == 1 ? 0 : pairs.col_of(below);
-      const int item = first_item + n_item, row = below - n_item * p.height;
-      Words left, right;
-#pragma unroll
-      for (int c = 0; c < kGroup; c += 2) {
-        const uint32_t even = *channel_at_place(place, c), odd = *channel_at_place(place, c + 1);
-        left.lane[c / 2] = halves<0>(even, odd), right.lane[c / 2] = halves<1>(even, odd);
-      }
-      if (item >= p.batch) break;
-      T* to = output + item * p.output.stride_b + row * p.output.stride_y + col * p.output.stride_x;
-      store_pixel(p, channels, left, to);
-      if (place % 2 == 0) store_pixel(p, channels, right, to + p.output.stride_x);
-    }
+    pairs.gather(windows, p.batch - first_item,
+                 [&](int n, int row, int col, const Words& left, const Words& right, bool both) {
+                   T* to = output + (first_item + n) * p.output.stride_b + row * p.output.stride_y +
+                           col * p.output.stride_x;
+                   store_pixel(p, channels, left, to);
+                   if (both) store_pixel(p, channels, right, to + p.output.stride_x);
+                 });
   };
   // Averages cannot overflow; sums of gradients, where rotated, shall not underflow.
   const float average = p.params.rotate ? 0.5f : 0.25f, raise = 0.25f / average;
@@ -272,13 +298,14 @@ __global__ void __launch_bounds__(MmaGroupMemory<K, G>::kThreads, 1)
 
   int loaded = 0;  // boxes
   if (thread == 0) init_byte_barrier(barrier);
+  __syncthreads();
   if (begin < end) {
     start(begin);
   } else {
     wait_for_previous_grid();
   }
   clear_group({thread, kThreads}, shared, M::kPlaces);
-  settle();
+  pairs.settle();
 #pragma unroll 1
   for (int unit = begin; unit < end; unit += step) {
     if (unit == begin || (step == 1 && unit % units == 0)) form_taps(group_of_unit(unit) * kGroup);
@@ -288,7 +315,7 @@ __global__ void __launch_bounds__(MmaGroupMemory<K, G>::kThreads, 1)
       wait_for_copies();
     }
     __syncthreads();
-    spread();
+    pairs.spread(pixels, windows);
     __syncthreads();
     if (unit + step < end) start(unit + step);
 #pragma unroll 1
@@ -306,7 +333,7 @@ const char* launch_mma_group(const PatchLaunch& p, DType activations, int multip
                              cudaStream_t stream) {
   const auto run = [&](auto t) {
     return with_constant(MmaGroupKernelSizes(), p.kernel_size, [&](auto k) {
-      return with_constant(MmaGroupCells<k()>(), p.cells, [&](auto g) {
+      return with_constant(MmaGroupCells(), p.cells, [&](auto g) {
         using M = MmaGroupMemory<k(), g()>;
         const auto kernel = &mma_group_kernel<decltype(t), k(), g()>;
         GroupOperatorLaunch launch(p);

@@ -37,17 +37,9 @@ __device__ __forceinline__ void store_planes(const PatchLaunch& p, const T* pixe
 // next copy makes them zeros again.
 template <class W, class T>
 __device__ __forceinline__ void write_outputs(const float (&value)[8][4], T* window) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  T* to = window + W::own_col(0) + W::template col_at<0>(warp * kWarpCols) + lane % 4 * 2 +
-          W::template cell_at<0>(lane / 4);
-#pragma unroll
-  for (int f = 0; f < 8; ++f) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      *reinterpret_cast<uint32_t*>(to + W::template row_at<0>(W::own_row(0) + f) + 8 * h) =
-          pack<T>(value[f][2 * h], value[f][2 * h + 1]);
-    }
-  }
+  for_each_output<W>(window, [&](int f, int h, T* to) {
+    *reinterpret_cast<uint32_t*>(to) = pack<T>(value[f][2 * h], value[f][2 * h + 1]);
+  });
 }
 
 template <class T, int K, int G>

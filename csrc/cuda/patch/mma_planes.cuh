@@ -106,4 +106,19 @@ __device__ __forceinline__ void form_planes_lowpass(const T* pixels, float facto
   }
 }
 
+// f(f, h, place) of each pair of this lane's outputs (filter_pixels()), elements 2 h and 2 h + 1 of
+// row f: where it lies in the window.
+template <class W, class T, class F>
+__device__ __forceinline__ void for_each_output(T* window, F f) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  T* corner = window + W::own_col(0) + W::template col_at<0>(warp * kWarpCols) + lane % 4 * 2 +
+              W::template cell_at<0>(lane / 4);
+#pragma unroll
+  for (int row = 0; row < 8; ++row) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      f(row, h, corner + W::template row_at<0>(W::own_row(0) + row) + 8 * h);
+  }
+}
+
 }  // namespace wtconv::cuda

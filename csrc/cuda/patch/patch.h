@@ -55,8 +55,7 @@ using GradCells = Constants<0, 1, 2, 4, 8>;   // 0: tiles of large planes, in fl
 using MmaPlaneCells = Constants<1, 2, 4>;     // the operator on planes of half types
 using MmaPlaneGradCells = Constants<2, 4>;    // their weight gradients, where there are many
 using MmaGroupKernelSizes = Constants<3, 5>;  // channels_last planes of half types
-template <int K>                              // of these, for the operator
-using MmaGroupCells = std::conditional_t<K == 5, Constants<1, 2, 4>, Constants<1>>;
+using MmaGroupCells = Constants<1, 2, 4>;     // of these, for the operator
 constexpr int kMmaGroup = 8;            // their channels of a block
 using TileLevels = Constants<1, 2, 3>;  // on chip, of a tile
 using MmaGradLevels = Constants<1, 2>;  // weight gradients of half types, of a tile
