@@ -72,7 +72,7 @@ def load() -> Library | None:
 
     Operators that are defined already (an exported program loaded the library first) are taken
     as they are. A missing or unloadable library gives one warning; the layer then runs plain
-    PyTorch operations. So does an unknown ``WTCONV_CPU_ISA``, which the kernels ignore.
+    PyTorch operations. An unknown ``WTCONV_CPU_ISA``, which the kernels ignore, gives one, too.
 
     Returns:
         The library, or None.

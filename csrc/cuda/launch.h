@@ -103,19 +103,20 @@ const char* launch_forward(const TileLaunch& p, DType activations, cudaStream_t 
 // The patch kernel that a launch names.
 inline const char* launch_patch_operator(const PatchLaunch& p, DType activations,
                                          int multiprocessors, cudaStream_t stream) {
-  if (p.cells == 0 && !p.tensor_cores) return launch_patch_forward(p, multiprocessors, stream);
-  const auto launch = p.group > 0      ? p.tensor_cores ? launch_mma_group : launch_group_forward
-                      : p.tensor_cores ? p.cells > 0 ? launch_mma_planes : launch_mma_forward
-                                       : launch_patch_planes;
-  return launch(p, activations, multiprocessors, stream);
+  const auto run = [&](auto launch) { return launch(p, activations, multiprocessors, stream); };
+  if (p.group > 0) return run(p.tensor_cores ? launch_mma_group : launch_group_forward);
+  if (p.tensor_cores) return run(p.cells > 0 ? launch_mma_planes : launch_mma_forward);
+  if (p.cells > 0) return run(launch_patch_planes);
+  return launch_patch_forward(p, multiprocessors, stream);
 }
 inline const char* launch_patch_gradients(const PatchGradLaunch& p, DType activations,
                                           cudaStream_t stream) {
-  const auto launch =
-      p.group > 0      ? p.tensor_cores ? launch_mma_group_weight_grad : launch_group_weight_grad
-      : p.tensor_cores ? p.cells > 0 ? launch_mma_planes_weight_grad : launch_mma_weight_grad
-                       : launch_patch_weight_grad;
-  return launch(p, activations, stream);
+  const auto run = [&](auto launch) { return launch(p, activations, stream); };
+  if (p.group > 0)
+    return run(p.tensor_cores ? launch_mma_group_weight_grad : launch_group_weight_grad);
+  if (p.tensor_cores)
+    return run(p.cells > 0 ? launch_mma_planes_weight_grad : launch_mma_weight_grad);
+  return run(launch_patch_weight_grad);
 }
 
 }  // namespace wtconv::cuda

@@ -56,11 +56,11 @@ using MmaPlaneCells = Constants<1, 2, 4>;     // the operator on planes of half 
 using MmaPlaneGradCells = Constants<2, 4>;    // their weight gradients, where there are many
 using MmaGroupKernelSizes = Constants<3, 5>;  // channels_last planes of half types
 using MmaGroupCells = Constants<1, 2, 4>;     // of these, for the operator
-constexpr int kMmaGroup = 8;            // their channels of a block
-using TileLevels = Constants<1, 2, 3>;  // on chip, of a tile
-using MmaGradLevels = Constants<1, 2>;  // weight gradients of half types, of a tile
-constexpr int kMostForThreeLevels = 5;  // kernel size: the halo is 8 times its radius
-constexpr int kMostForAllLevels = 5;    // the same for all weight gradients of whole planes
+constexpr int kMmaGroup = 8;                  // their channels of a block
+using TileLevels = Constants<1, 2, 3>;        // on chip, of a tile
+using MmaGradLevels = Constants<1, 2>;        // weight gradients of half types, of a tile
+constexpr int kMostForThreeLevels = 5;        // kernel size: the halo is 8 times its radius
+constexpr int kMostForAllLevels = 5;          // the same for all weight gradients of whole planes
 
 // f(std::integral_constant<int, value>()) of the value among the constants; `value` is one of them.
 template <int kFirst, int... kRest, class F>
