@@ -167,7 +167,8 @@ class FusedForward(Function):
 
         Args:
             tensors: Its input and parameters, flat.
-            weights: Those of the levels among them, and ``scales``, as the operator takes them.
+            weights: The wavelet_weights among them, as the operator takes them.
+            scales: The wavelet_scales.
         """
         if needs_derivative(tensors):
             return cls.apply(*tensors)  # type: ignore[no-any-return]
