@@ -122,7 +122,7 @@ def _kernel(
 
 
 @functools.cache
-def _differentiable() -> Callable[[tuple[Any, ...]], Tensor]:
+def _differentiable() -> Callable[[tuple[Any, ...], list[Tensor], list[Tensor]], Tensor]:
     """What the operator does for autograd, from a module that needs the operators."""
     from ._autograd import FusedForward
 
