@@ -36,12 +36,12 @@ ROUNDINGS = {torch.float32: 4.0, torch.float64: 8.0}
 CUTS = 16.0  # the same on tensor cores, which cut off where others round
 # What these take (csrc/cuda/patch/choose.cpp): planes with a longer side, and kernel sizes, of
 # tiles of large planes one more; of channels_last planes those of a tile, of at most so many pixels
-# (by kernel size, of gradients of one level or more) and no fewer channels; of the operator so many
-# on each side of a tile (by kernel size), and levels (by these). Gradients of several planes to a
-# tile where each multiprocessor has so many tiles, by levels.
+# (by levels and kernel size, of gradients) and no fewer channels; of the operator so many on each
+# side of a tile, of at most so many levels. Gradients of several planes to a tile where each
+# multiprocessor has so many tiles, by levels.
 SIDE, KERNEL_SIZES, TILE_KERNEL_SIZES = 8, (3, 5, 7), (3, 5, 7, 9)
 TILE, GROUP_CHANNELS = 64, 4
-GROUP_CELLS, GROUP_LEVELS = {3: (1,), 5: (1, 2, 4)}, {1: 5, 2: 5, 4: 4}
+GROUP_LEVELS, GROUP_KERNEL_SIZES = {1: 5, 2: 5, 4: 4}, (3, 5)
 GROUP_PIXELS = {1: {3: TILE**2, 5: TILE**2}, 2: {3: 3728, 5: 3512}}
 LEAST_TILES = {1: 3, 2: 3, 3: 8}
 
@@ -167,8 +167,6 @@ def _is_channelwise(shape: Sequence[int], in_nchw: bool) -> bool:
 def _group_on_tensor_cores(shape: Sequence[int], levels: int, most: int, cells: int = 1) -> bool:
     """Whether channels_last planes of up to ``most`` pixels may be computed there."""
     sides, pixels, side = shape[2:], shape[2] * shape[3], TILE // cells
-    if cells > 1 and (levels < 2 or shape[0] < cells or 2 * pixels < side**2):
-        return False
     fits = 2 * min(sides) > side and max(sides) <= side and pixels <= most
     return fits and levels <= GROUP_LEVELS[cells] and shape[1] >= GROUP_CHANNELS
 
@@ -183,8 +181,9 @@ def _operator_on_tensor_cores(
         return large
     if _is_channelwise(shape, in_nchw):
         return longest > SIDE and kernel_size in KERNEL_SIZES
-    cells = GROUP_CELLS.get(kernel_size, ())
-    return any(_group_on_tensor_cores(shape, levels, TILE**2, n) for n in cells)
+    if kernel_size not in GROUP_KERNEL_SIZES:
+        return False
+    return any(_group_on_tensor_cores(shape, levels, TILE**2, cells) for cells in GROUP_LEVELS)
 
 
 def _gradients_on_tensor_cores(
@@ -200,7 +199,7 @@ def _gradients_on_tensor_cores(
         across = 4 if 4 * longest <= TILE else 2
         tiles = math.ceil(shape[0] / across**2) * shape[1]
         several = longest > SIDE and 2 * longest <= TILE and shape[3] % 2 == 0
-        return several and tiles >= LEAST_TILES[min(levels, 3)] * multiprocessors
+        return in_nchw and several and tiles >= LEAST_TILES[min(levels, 3)] * multiprocessors
     most = GROUP_PIXELS[min(levels, 2)].get(kernel_size, 0)
     return _group_on_tensor_cores(shape, levels, most)
 
