@@ -234,8 +234,7 @@ template <int K, int L>
 struct MmaGradMemory : MmaGradShare<K, L, K <= 5 ? 2 : 1, L == 1 ? 2 : 1, (L > 1)> {
   using Share = typename MmaGradMemory::MmaGradShare;
   static constexpr int kFormInput = 2 * Share::kWindow + Share::kLowInput + Share::kLowGrad;
-  static constexpr int kFormGrad = kFormInput + lowpass_bytes<typename Share::WX, L - 1>();
-  static constexpr int kBytes = kFormGrad + lowpass_bytes<typename Share::WG, L - 1>();
+  static constexpr int kBytes = kFormInput + lowpass_bytes<typename Share::WX, L - 1>();
   static constexpr int kBlocks = 3;  // registers decide
   static_assert(Share::kScratch <= Share::kWindow, "fits a window");
 };

@@ -8,6 +8,7 @@
 // Both tensors are read once (halos hit L1 or L2).
 #include "../launch.cuh"
 #include "mma_grad.cuh"
+#include "mma_planes.cuh"
 
 namespace wtconv::cuda {
 namespace {
@@ -18,6 +19,8 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
   using M = MmaGradMemory<K, L>;
   using WX = typename M::WX;
   using WG = typename M::WG;
+  using Plane = MmaPlanesWindow<K, 1, 4, false>;  // WG as one plane: no halo
+  static_assert(Plane::size(0) == WG::size(0) && Plane::size(1) == WG::size(1));
   extern __shared__ __align__(16) unsigned char shared[];
   const auto input = [&](int n) { return reinterpret_cast<T*>(shared + n % 2 * M::kWindow); };
   const auto grad = [&](int n) { return input(n) + M::kInput / 2; };
@@ -32,7 +35,6 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
     fill_mma_window<WG, WG::kPiece, false>(p.grad_output, p.grad_bytes, p, next, grad(n));
   };
   const FormLowpassIf<(L > 1), WX, 0> form_input(shared + M::kFormInput);
-  const FormLowpassIf<(L > 1), WG, 0> form_grad(shared + M::kFormGrad);
   wait_for_previous_grid();
   if (p.lets_next_start) let_next_grid_start();
   start(0);
@@ -52,7 +54,7 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
       }
       if constexpr (L > 1) {
         form_input(input(n), 0.5f / kLowScale, low_input);
-        form_grad(grad(n), 0.5f, low_grad);
+        form_planes_lowpass<Plane>(grad(n), 0.5f, low_grad);
       }
       if (p.low_grad)
         low_sum += store_lowpass<WG, L, 0>(grad(n), p, at, 1, p.low_grad, p.exact_low_grad);
