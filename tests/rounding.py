@@ -81,7 +81,7 @@ def laws(arguments: Sequence[Any], grad_output: Tensor) -> list[Law]:
     exact = Law(ROUNDINGS[accumulator] * sums)
     in_nchw = any(_in_nchw(tensor) for tensor in (x, grad_output))
     halves = x.is_cuda and x.dtype in HALVES
-    of_operator = halves and _operator_on_tensor_cores(x.shape, kernel_size, levels, in_nchw)
+    of_operator = halves and operator_on_tensor_cores(x.shape, kernel_size, levels, in_nchw)
     rounded = _rounded_bands(x, kernel_size, levels, in_nchw) if halves else None
     of_tiles = max(x.shape[2:]) > TILE
     met = 3 if levels == 3 and kernel_size <= 5 and of_tiles else min(levels, 2)
@@ -171,7 +171,7 @@ def _group_on_tensor_cores(shape: Sequence[int], levels: int, most: int, cells: 
     return fits and levels <= GROUP_LEVELS[cells] and shape[1] >= GROUP_CHANNELS
 
 
-def _operator_on_tensor_cores(
+def operator_on_tensor_cores(
     shape: Sequence[int], kernel_size: int, levels: int, in_nchw: bool
 ) -> bool:
     """Whether outputs may come from there."""
@@ -186,7 +186,7 @@ def _operator_on_tensor_cores(
     return any(_group_on_tensor_cores(shape, levels, TILE**2, cells) for cells in GROUP_LEVELS)
 
 
-def _gradients_on_tensor_cores(
+def gradients_on_tensor_cores(
     shape: Sequence[int], kernel_size: int, levels: int, in_nchw: bool, multiprocessors: int
 ) -> bool:
     """Whether the weight gradients of a launch may come from there."""
@@ -213,7 +213,7 @@ def _rounded_bands(x: Tensor, kernel_size: int, levels: int, in_nchw: bool) -> s
     batch, channels, height, width = x.shape
     rounded: set[int] = set()
     done = 0
-    while done < levels and _gradients_on_tensor_cores(
+    while done < levels and gradients_on_tensor_cores(
         (batch, channels, height, width), kernel_size, levels - done, in_nchw, multiprocessors
     ):
         rounded |= {done + 2, done + 3}

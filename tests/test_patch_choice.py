@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 from launch_choice import CUDA, DEVICES, Problem, build
 from readme import README
+from rounding import gradients_on_tensor_cores, operator_on_tensor_cores
 
 TILE = 64
 
@@ -279,15 +280,33 @@ def test_readme_says_which_channels_last_planes_tensor_cores_take(driver: Path) 
     assert deepest == [4, 5, 5]
     assert any(p.channels < 4 for p, launch in pairs if launch.tensor_cores and not launch.group)
     text = " ".join(README.read_text().split())
-    assert "In channels_last that takes C ≥ 4 and L ≤ 5 (planes up to 16×16: L ≤ 4)" in text
-    assert "other planes of few channels can run as in NCHW" in text
+    assert "Of channels_last planes they take those of C ≥ 4 and L ≤ 5 (up to 16×16: L ≤ 4)" in text
+    assert "the operator on other planes of few channels can run as in NCHW" in text
+
+
+def test_the_law_of_roundings_knows_what_tensor_cores_take(driver: Path) -> None:
+    """What the tests on a GPU allow for follows the choice of the kernels."""
+    sides = [(9, 9), (14, 13), (16, 8), (17, 17), (20, 31), (28, 28), (32, 33), (56, 55), (64, 200)]
+    axes = itertools.product(
+        (1, 64, 2048), (3, 4, 7, 96), sides, (3, 5, 7, 9), (1, 2, 4, 5), (4,), (2,), (0, 1)
+    )
+    problems = [Problem(batch, c, *side, *rest) for batch, c, side, *rest in axes]
+    taken = set()
+    for problem, choice in zip(problems, choose(driver, "sm_90", problems), strict=True):
+        shape = problem.batch, problem.channels, problem.height, problem.width
+        call = shape, problem.kernel_size, problem.levels, not problem.channels_last
+        may = (operator_on_tensor_cores(*call), gradients_on_tensor_cores(*call, 132))
+        for expected, launch in zip(may, (choice.forward, choice.grad), strict=True):
+            assert expected or not launch.tensor_cores, problem
+            taken.add((problem.channels_last, launch.tensor_cores))
+    assert taken == set(itertools.product((0, 1), (0, 1)))
 
 
 def test_tensor_cores_take_the_gradients_of_many_planes(driver: Path) -> None:
     """Of even width, three tiles a multiprocessor, eight where further levels take a launch."""
 
-    def taken(*shape: int, levels: int, kernel: int = 5, element: int = 2) -> bool:
-        problem = Problem(*shape, kernel, levels, 4, element, 0)
+    def taken(*shape: int, levels: int, kernel: int = 5, element: int = 2, last: int = 0) -> bool:
+        problem = Problem(*shape, kernel, levels, 4, element, last)
         (choice,) = choose(driver, "sm_90", [problem])
         launch = choice.grad
         assert not launch.tensor_cores or launch.levels == min(levels, 2)
@@ -301,6 +320,8 @@ def test_tensor_cores_take_the_gradients_of_many_planes(driver: Path) -> None:
     assert not taken(64, 192, 28, 28, levels=4, kernel=9)
     assert not taken(64, 192, 8, 8, levels=2)
     assert not taken(64, 192, 56, 56, levels=2)
+    # Of too few channels for a group in channels_last, too.
+    assert [taken(2048, 3, 28, 28, levels=2, last=n) for n in (0, 1)] == [True, False]
     assert [taken(64, c, 16, 16, levels=2) for c in (98, 99)] == [False, True]  # 4 tiles each
     assert [taken(64, c, 28, 28, levels=3) for c in (65, 66)] == [False, True]  # 16
     # A patch kernel takes no third level of so few planes.

@@ -159,21 +159,22 @@ class FusedForward(Function):
     @classmethod
     def call(
         cls,
-        tensors: tuple[Any, ...],
+        base: tuple[Any, ...],
         weights: Sequence[Tensor],
         scales: Sequence[Tensor],
     ) -> Tensor:
-        """The operator, differentiable where something asks for it.
+        """The operator, differentiable where something asks for it; the arguments are its own.
 
         Args:
-            tensors: Its input and parameters, flat.
-            weights: The wavelet_weights among them, as the operator takes them.
-            scales: The wavelet_scales.
+            base: input, base_weight, base_bias and base_scale.
+            weights: wavelet_weights.
+            scales: wavelet_scales, as many.
         """
+        tensors = (*base, *weights, *scales)
         if needs_derivative(tensors):
             return cls.apply(*tensors)  # type: ignore[no-any-return]
         with below_autograd():
-            output: Tensor = cls.operator(*tensors[:4], weights, scales)
+            output: Tensor = cls.operator(*base, weights, scales)
         return output
 
     @staticmethod

@@ -46,9 +46,7 @@ def _forward_kernel(function: Any) -> Callable[..., Tensor]:
         output: Tensor
         try:
             if len(wavelet_weights) == len(wavelet_scales):
-                output = function.call(
-                    (*base, *wavelet_weights, *wavelet_scales), wavelet_weights, wavelet_scales
-                )
+                output = function.call(base, wavelet_weights, wavelet_scales)
             else:
                 with below_autograd():  # which refuses them
                     output = function.operator(*base, wavelet_weights, wavelet_scales)

@@ -93,8 +93,11 @@ def load() -> Library | None:
     if _STATE.problem is not None:
         said = f"{_STATE.problem}; WTConv2d runs plain PyTorch operations until then"
     if said is not None:
-        # The level is the statement that imports the package.
-        warnings.warn(f"wtconv_ops: {said}", RuntimeWarning, stacklevel=4)
+        warnings.warn(
+            f"wtconv_ops: {said}",
+            RuntimeWarning,
+            stacklevel=4,  # the statement that imports the package
+        )
     return _STATE.library
 
 

@@ -112,10 +112,9 @@ def _kernel(
     base = (input, base_weight, base_bias, base_scale)
     if torch.compiler.is_compiling():
         return torch.ops.wtconv.fused_forward.default(*base, weights, scales)  # type: ignore[no-any-return]
-    tensors = (*base, *weights, *scales)
     try:
-        if len(weights) == len(scales) and begins_at_autograd(tensors):
-            return _differentiable()(tensors, weights, scales)
+        if len(weights) == len(scales) and begins_at_autograd((*base, *weights, *scales)):
+            return _differentiable()(base, weights, scales)
         return torch.ops.wtconv.fused_forward.default(*base, weights, scales)  # type: ignore[no-any-return]
     except RuntimeError as error:
         reraise(error)

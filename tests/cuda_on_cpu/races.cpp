@@ -113,7 +113,7 @@ const char* run_group(DType dtype, T) {
   const std::vector<float> taps(4 * kGroup * 25, 0.25f);
   PatchLaunch p{};
   p.params.dtype = DType::kFloat32;
-  for (int l = 0; l <= kLevels; ++l) p.params.weight[l] = p.params.scale[l] = taps.data();
+  for (int l = 0; l <= levels; ++l) p.params.weight[l] = p.params.scale[l] = taps.data();
   p.input = {x.data(), kGroup * kSide * kSide, 1, kGroup * kSide, kGroup};
   p.output = {y.data(), kGroup * kSide * kSide, 1, kGroup * kSide, kGroup};
   p.batch = kItems, p.channels = kGroup, p.height = p.width = kSide;
@@ -136,8 +136,7 @@ const char* run_group(DType dtype, T) {
 
 // Planes on tensor cores, cells x cells to a tile, several tiles to a block: of a channel, or of
 // groups. Of two groups, a block of three goes from one to the other.
-const char* run_planes(int groups, int cells, int bytes) {
-  constexpr int kLevels = 4;
+const char* run_planes(int groups, int cells, int bytes, int kernel_size = 5, int levels = 4) {
   const bool group = groups > 0;
   const int tiles = group && cells > 1 ? 2 : 3;
   const int rows = 40 / cells, cols = 48 / cells, area = rows * cols;
@@ -146,14 +145,14 @@ const char* run_planes(int groups, int cells, int bytes) {
   const std::vector<float> taps(4 * channels * 25, 0.25f);
   PatchLaunch p{};
   p.params.dtype = DType::kFloat32;
-  for (int l = 0; l <= kLevels; ++l) p.params.weight[l] = p.params.scale[l] = taps.data();
+  for (int l = 0; l <= levels; ++l) p.params.weight[l] = p.params.scale[l] = taps.data();
   const auto view = [&](__half* data) {
     return group ? View{data, channels * area, 1, channels * cols, channels}
                  : View{data, area, area, cols, 1};
   };
   p.input = view(x.data()), p.output = view(y.data());
   p.batch = items, p.channels = channels, p.height = rows, p.width = cols;
-  p.kernel_size = 5, p.levels = kLevels, p.tiles = tiles, p.tiles_y = p.tiles_x = 1;
+  p.kernel_size = kernel_size, p.levels = levels, p.tiles = tiles, p.tiles_y = p.tiles_x = 1;
   p.cells = cells, p.group = group ? kMmaGroup : 0, p.input_bytes = p.output_bytes = bytes;
   p.tensor_cores = true;
   const char* error = launch_patch_operator(p, DType::kFloat16, groups > 1 ? 3 : 1, nullptr);
@@ -205,6 +204,7 @@ int main(int count, char**) {
     for (int cells = 2; cells <= 4 && !error; cells *= 2) {
       error = run_planes(1, cells, 4);
       if (!error) error = run_planes(2, cells, 16);
+      if (!error) error = run_planes(1, cells, 16, 3, 1);
     }
     for (int levels = 1; levels <= 2 && !error; ++levels) {
       error = run_forward(DType::kFloat32, levels, a, b);

@@ -32,8 +32,8 @@ int deepest_of(int cells) {
 int longest_side(const Problem& p) { return std::max(p.height, p.width); }
 
 // Channels_last planes of a tile on each side that tensor cores take, at most `most`, or 0. Not
-// where more than half of the channels would be missing. On an H200, float16, in ms, and in a group
-// without tensor cores:
+// where more than half of the channels would be missing. On an H200, float16, in ms, and as they
+// run without:
 //
 //   64x96x56x56 L=5   0.103  0.194
 //   64x192x28x28 L=4  0.055  0.093   (L=1: 0.042  0.064; K=3, L=1: 0.037  0.046)

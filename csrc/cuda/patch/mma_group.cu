@@ -103,15 +103,14 @@ class PixelPairs {
   using W = typename M::W;
   static constexpr int kGroup = M::kGroup, kThreads = M::kThreads, kPlane = W::plane(0),
                        kOfThread = M::kPairs / kThreads;
-  static constexpr int kColumn = W::kCells / (kPatchTile / kPlane);  // cells of a plane
+  static constexpr int kOfPlane = W::kCells / M::kAcross;  // cells
   const GroupBands& pairs_;
   const int height_, width_, thread_, count_;
   unsigned short* places_;
 
   static __device__ __forceinline__ uint32_t* channel_at(T* windows, unsigned place, int c) {
-    constexpr int G = kPatchTile / kPlane;
-    return reinterpret_cast<uint32_t*>(windows + (place & ~1u) + c / G * (M::kWindow / 2) +
-                                       W::template col_at<0>(c % G * kPlane));
+    return reinterpret_cast<uint32_t*>(windows + (place & ~1u) + c / M::kAcross * (M::kWindow / 2) +
+                                       W::template col_at<0>(c % M::kAcross * kPlane));
   }
 
  public:
@@ -124,13 +123,13 @@ class PixelPairs {
         count_(M::kItems * height_ * pairs_.cols),
         places_(reinterpret_cast<unsigned short*>(shared + M::kPlaces)) {}
 
-  __device__ __forceinline__ void settle() const {
-    constexpr int G = kPatchTile / kPlane;
+  // Where they lie, once for all units. Others read the places behind a barrier.
+  __device__ __forceinline__ void write_places() const {
     for (int i = thread_; i < count_; i += kThreads) {
       const int below = pairs_.row_of(i), col = 2 * (i - below * pairs_.cols);
       const int item = pairs_.col_of(below), row = below - item * height_;
-      places_[i] = item / G * M::kOfItems * (M::kWindow / 2) + W::pixel_at(row, col) +
-                   W::template cell_at<0>(item % G * kColumn) + (col + 1 == width_);
+      places_[i] = item / M::kAcross * M::kOfItems * (M::kWindow / 2) + W::pixel_at(row, col) +
+                   W::template cell_at<0>(item % M::kAcross * kOfPlane) + (col + 1 == width_);
     }
   }
   // The pixels, as they lie in memory, to the windows.
@@ -155,8 +154,8 @@ class PixelPairs {
       }
     }
   }
-  // f(item, row, column, channels there and in the next column, whether that is one) of each pair
-  // of the first `items` planes, from the windows.
+  // f(item, row, column, channels there and in the next column, whether the plane has that column)
+  // of each pair of the first `items` planes, from the windows.
   template <class F>
   __device__ __forceinline__ void gather(T* windows, int items, F f) const {
 #pragma unroll
@@ -263,13 +262,14 @@ __global__ void __launch_bounds__(MmaGroupMemory<K, G>::kThreads, 1)
     const int first = group_of_unit(unit) * kGroup, channels = min(kGroup, p.channels - first),
               first_item = unit % units * M::kItems;
     T* output = static_cast<T*>(p.output.data) + first * p.output.stride_c;
-    pairs.gather(windows, p.batch - first_item,
-                 [&](int n, int row, int col, const Words& left, const Words& right, bool both) {
-                   T* to = output + (first_item + n) * p.output.stride_b + row * p.output.stride_y +
-                           col * p.output.stride_x;
-                   store_pixel(p, channels, left, to);
-                   if (both) store_pixel(p, channels, right, to + p.output.stride_x);
-                 });
+    pairs.gather(
+        windows, p.batch - first_item,
+        [&](int n, int row, int col, const Words& left, const Words& right, bool has_next) {
+          T* to = output + (first_item + n) * p.output.stride_b + row * p.output.stride_y +
+                  col * p.output.stride_x;
+          store_pixel(p, channels, left, to);
+          if (has_next) store_pixel(p, channels, right, to + p.output.stride_x);
+        });
   };
   // Averages cannot overflow; sums of gradients, where rotated, shall not underflow.
   const float average = p.params.rotate ? 0.5f : 0.25f, raise = 0.25f / average;
@@ -298,14 +298,14 @@ __global__ void __launch_bounds__(MmaGroupMemory<K, G>::kThreads, 1)
 
   int loaded = 0;  // boxes
   if (thread == 0) init_byte_barrier(barrier);
-  __syncthreads();
+  __syncthreads();  // as compute-sanitizer wants it even of the thread that arrives first
   if (begin < end) {
     start(begin);
   } else {
     wait_for_previous_grid();
   }
   clear_group({thread, kThreads}, shared, M::kPlaces);
-  pairs.settle();
+  pairs.write_places();
 #pragma unroll 1
   for (int unit = begin; unit < end; unit += step) {
     if (unit == begin || (step == 1 && unit % units == 0)) form_taps(group_of_unit(unit) * kGroup);

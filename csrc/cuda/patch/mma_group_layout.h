@@ -10,6 +10,7 @@ namespace wtconv::cuda {
 template <int K, int G>
 struct MmaGroupMemory {
   static constexpr int kGroup = kMmaGroup, kTeams = 4, kThreads = kTeams * kPatchThreads;
+  static constexpr int kAcross = G;            // planes of a window on each side
   static constexpr int kOfItems = kGroup / G;  // windows of the same items
   static constexpr int kWindows = kOfItems < kTeams ? kTeams : kOfItems;
   static constexpr int kItems = kWindows / kOfItems * G;

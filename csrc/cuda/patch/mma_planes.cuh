@@ -106,8 +106,8 @@ __device__ __forceinline__ void form_planes_lowpass(const T* pixels, float facto
   }
 }
 
-// f(f, h, place) of each pair of this lane's outputs (filter_pixels()), elements 2 h and 2 h + 1 of
-// row f: where it lies in the window.
+// f(row, h, place) of each pair of this lane's outputs (filter_pixels()), elements 2 h and 2 h + 1
+// of that row: where it lies in the window.
 template <class W, class T, class F>
 __device__ __forceinline__ void for_each_output(T* window, F f) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
