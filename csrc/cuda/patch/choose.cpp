@@ -38,8 +38,10 @@ int longest_side(const Problem& p) { return std::max(p.height, p.width); }
 //   64x96x56x56 L=5   0.103  0.194
 //   64x192x28x28 L=4  0.055  0.093   (L=1: 0.042  0.064; K=3, L=1: 0.037  0.046)
 //   64x384x14x14 L=3  0.034  0.053   (K=3: 0.028  0.035)
-//   1x192x28x28 L=4   0.016  0.020
+//   1x192x28x28 L=4   0.016  0.020   (1x384x14x14 L=3: 0.014  0.022)
+//   64x96x17x17 L=3   0.025  0.038   (1x96x9x9 L=2: 0.013  0.018)
 //   33x64x20x20 L=3   0.021  0.020   (the whole backward: 0.053  0.062)
+//   64x4x14x14 L=3    0.015  0.015   (the whole backward: 0.027  0.030)
 int mma_group_cells(const Problem& p, const Device& device, int most) {
   constexpr int kLeastShared = 200 * 1024;  // of a block; not measured on GPUs with less
   int cells = 1;
