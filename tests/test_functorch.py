@@ -8,6 +8,8 @@ from samples import Sample, flatten, fused, plain
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
+import wtconv_ops
+
 pytestmark = pytest.mark.usefixtures("ops")
 SAMPLE = Sample(3, 4, 2, kernel_size=2)
 NO_BIAS = Sample(3, 4, 2, bias=False)
@@ -163,3 +165,11 @@ def test_batched_gradients(device):
         return torch.autograd.grad(output, flat, cotangents, is_grads_batched=True)
 
     assert_same(batched)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_a_strided_layer_under_vmap(device, layout):
+    layer = wtconv_ops.WTConv2d(3, 3, 5, stride=2, wt_levels=2).to(device)
+    images = [torch.randn(2, 3, 7, 6, device=device).contiguous(memory_format=layout)] * 2
+    mapped = vmap(layer)(torch.stack(images))
+    assert_close(mapped, torch.stack([layer(image) for image in images]))

@@ -15,7 +15,7 @@ from torch import Tensor
 from . import _autocast, _checks, _library, reference
 from ._arguments import require_int
 from ._capability import can_run
-from ._direct import begins_at_autograd
+from ._direct import begins_at_autograd, transforms_active
 from ._errors import reraise
 
 __all__ = ["wtconv2d"]
@@ -77,8 +77,10 @@ def wtconv2d(
         output = _plain(input, _Parameters(base_weight, base_bias, base_scale, weights, scales))
     if stride == 1:
         return output
-    layout = _checks.memory_format_of(output)
-    return output[:, :, ::stride, ::stride].clone(memory_format=layout)
+    strided = output[:, :, ::stride, ::stride]
+    if not torch.compiler.is_compiling() and transforms_active():
+        return strided.clone()  # vmap takes no memory format
+    return strided.clone(memory_format=_checks.memory_format_of(output))
 
 
 class _Parameters(NamedTuple):
