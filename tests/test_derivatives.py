@@ -1,6 +1,7 @@
 """Derivatives of the fused operator: right, only where asked for, repeatable, any gradient strides.
 
-float64 throughout where numbers are compared, so that only a wrong formula can fail.
+float64 where numbers are compared, so that only a wrong formula can fail; finite differences in all
+types.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytestmark = pytest.mark.usefixtures("ops")
 SMALL = [Sample(3, 4, 1, kernel_size=2, batch=1), Sample(3, 2, 2, batch=1, bias=False)]
 TRAIN = Sample(7, 10, 2, channels=3)
+DIFFERENCES = [
+    Sample(75, 136, 3, kernel_size=5),
+    Sample(28, 27, 4, kernel_size=4, channels=9, layout="channels_last"),
+    Sample(28, 28, 4, kernel_size=5, channels=9, batch=9),
+]
 
 
 class Calls(TorchDispatchMode):
@@ -92,6 +98,24 @@ def test_third_derivatives_equal_reference(device):
 @pytest.mark.parametrize("sample", SAMPLES, ids=str)
 def test_gradients_equal_reference(device, sample):
     assert_same_gradients(sample, lambda y: (y * y).sum(), device, with_grad(sample).layout)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sample", DIFFERENCES, ids=str)
+def test_gradients_are_finite_differences(device, sample, dtype):
+    """<F(a + d) - F(a - d), g> = <2 d, dF/da^T g> for steps of any size: F is affine in each a."""
+    flat = flatten(sample.make(device, dtype, requires_grad=True))
+    grad_output = torch.randn_like(flat[0])
+    grads = torch.autograd.grad(fused(*flat), flat, grad_output)
+    for i, (tensor, grad) in enumerate(zip(flat, grads, strict=True)):
+        step = torch.randn_like(tensor)
+        above, below = (tensor + step).detach(), (tensor - step).detach()
+        ends = [fused(*flat[:i], end, *flat[i + 1 :]).detach().double() for end in (above, below)]
+        change = ends[0] - ends[1]
+        expected = (grad.double() * (above.double() - below.double())).sum()
+        size = float(change.norm() * grad_output.double().norm())
+        atol = torch.finfo(dtype).eps / 16 * size  # roundings of many numbers cancel
+        assert_close((change * grad_output.double()).sum(), expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=str)
