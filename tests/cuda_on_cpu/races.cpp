@@ -113,7 +113,7 @@ const char* run_group(DType dtype, T) {
   const std::vector<float> taps(4 * kGroup * 25, 0.25f);
   PatchLaunch p{};
   p.params.dtype = DType::kFloat32;
-  for (int l = 0; l <= levels; ++l) p.params.weight[l] = p.params.scale[l] = taps.data();
+  for (int l = 0; l <= kLevels; ++l) p.params.weight[l] = p.params.scale[l] = taps.data();
   p.input = {x.data(), kGroup * kSide * kSide, 1, kGroup * kSide, kGroup};
   p.output = {y.data(), kGroup * kSide * kSide, 1, kGroup * kSide, kGroup};
   p.batch = kItems, p.channels = kGroup, p.height = p.width = kSide;
