@@ -14,6 +14,7 @@ from torch.export import Dim
 import wtconv_ops
 from wtconv_ops import functional
 
+LAYOUTS = [torch.contiguous_format, torch.channels_last]
 Backend = Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., object]]
 
 
@@ -44,9 +45,12 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("levels", [0, 3])
-def test_sizes_of_any_parity_share_one_graph(path: str, levels: int, stride: int) -> None:
+def test_sizes_of_any_parity_share_one_graph(
+    path: str, levels: int, stride: int, layout: torch.memory_format
+) -> None:
     layer = make_layer(2, 5, wt_levels=levels, stride=stride)
     graphs: list[torch.fx.GraphModule] = []
     backend = counting_backend(graphs)
@@ -54,8 +58,8 @@ def test_sizes_of_any_parity_share_one_graph(path: str, levels: int, stride: int
     sizes = [(height, 16 + 5 * height // 2 % 24) for height in range(16, 40)]
     assert {(height % 2, width % 2) for height, width in sizes} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     for height, width in sizes:
-        input = make_input(2, 2, height, width)
-        torch.testing.assert_close(compiled(input), layer(input))
+        input = make_input(2, 2, height, width).contiguous(memory_format=layout)
+        torch.testing.assert_close(compiled(input), layer(input), check_stride=True)
     assert len(graphs) == 1
 
 
@@ -83,9 +87,12 @@ def test_compiled_layer_follows_autocast(path: str, dtype: torch.dtype, levels: 
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize(("levels", "stride"), [(0, 1), (3, 1), (3, 2)])
-def test_exported_layer_runs_on_other_sizes(levels: int, stride: int, strict: bool) -> None:
+def test_exported_layer_runs_on_other_sizes(
+    levels: int, stride: int, strict: bool, layout: torch.memory_format
+) -> None:
     require_kernels()
     layer = make_layer(2, 5, wt_levels=levels, stride=stride)
     smallest = 2 * stride - 1  # a result of one pixel is a case of its own for the exporter
@@ -94,11 +101,11 @@ def test_exported_layer_runs_on_other_sizes(levels: int, stride: int, strict: bo
         2: Dim("height", min=max(2, smallest), max=1024),
         3: Dim("width", min=max(2, smallest), max=1024),
     }
-    example = make_input(2, 2, 32, 48)
+    example = make_input(2, 2, 32, 48).contiguous(memory_format=layout)
     program = torch.export.export(layer, (example,), dynamic_shapes=(sizes,), strict=strict)
     for height, width in [(33, 47), (21, 20), (7, 9), (3, 1024)]:
-        input = make_input(3, 2, height, width)
-        torch.testing.assert_close(program.module()(input), layer(input))
+        input = make_input(3, 2, height, width).contiguous(memory_format=layout)
+        torch.testing.assert_close(program.module()(input), layer(input), check_stride=True)
 
 
 @pytest.mark.usefixtures("ops", "fresh_compiler")

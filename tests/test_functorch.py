@@ -167,9 +167,20 @@ def test_batched_gradients(device):
     assert_same(batched)
 
 
+@pytest.mark.parametrize("levels", [0, 2])
+@pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_a_strided_layer_under_vmap(device, layout):
-    layer = wtconv_ops.WTConv2d(3, 3, 5, stride=2, wt_levels=2).to(device)
+def test_a_layer_under_vmap(device, layout, stride, levels):
+    layer = wtconv_ops.WTConv2d(3, 3, 5, stride=stride, wt_levels=levels).to(device)
     images = [torch.randn(2, 3, 7, 6, device=device).contiguous(memory_format=layout)] * 2
-    mapped = vmap(layer)(torch.stack(images))
-    assert_close(mapped, torch.stack([layer(image) for image in images]))
+    stacked, expected = torch.stack(images), torch.stack([layer(image) for image in images])
+    assert_close(vmap(layer)(stacked), expected)
+    mapped = torch.compile(
+        lambda x: vmap(lambda image: layer(image))(x), backend="aot_eager", fullgraph=True
+    )
+    assert_close(mapped(stacked), expected)
+    jacobian = torch.autograd.functional.jacobian
+    assert_close(
+        jacobian(layer, images[0], vectorize=True, strategy="forward-mode"),
+        jacobian(layer, images[0]),
+    )

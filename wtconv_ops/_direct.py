@@ -17,7 +17,7 @@ from torch.overrides import has_torch_function_unary
 _PLAIN = frozenset({Tensor, nn.Parameter, type(None)})
 _AUTOGRAD = DispatchKey.AutogradFunctionality
 _tracing_state = torch._C._get_tracing_state
-transforms_active = torch._C._are_functorch_transforms_active
+_transforms_active = torch._C._are_functorch_transforms_active
 # Private: in a torch that lacks one of them every call goes through the dispatcher.
 _autocast_enabled: Any = getattr(torch._C, "_is_any_autocast_enabled", None)
 _dispatch_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
@@ -34,7 +34,7 @@ def begins_at_autograd(tensors: Sequence[Tensor | None]) -> bool:
     return _KNOWN and not (
         has_torch_function_unary(tensors[0])
         or _tracing_state() is not None
-        or transforms_active()
+        or _transforms_active()
         or _dispatch_modes()
         or _autocast_enabled()
         or _is_excluded(_AUTOGRAD)

@@ -15,7 +15,7 @@ from torch import Tensor
 from . import _autocast, _checks, _library, reference
 from ._arguments import require_int
 from ._capability import can_run
-from ._direct import begins_at_autograd, transforms_active
+from ._direct import begins_at_autograd
 from ._errors import reraise
 
 __all__ = ["wtconv2d"]
@@ -77,10 +77,22 @@ def wtconv2d(
         output = _plain(input, _Parameters(base_weight, base_bias, base_scale, weights, scales))
     if stride == 1:
         return output
-    strided = output[:, :, ::stride, ::stride]
-    if not torch.compiler.is_compiling() and transforms_active():
-        return strided.clone()  # vmap takes no memory format
-    return strided.clone(memory_format=_checks.memory_format_of(output))
+    return _laid_out(output, _checks.is_channels_last(output), stride)
+
+
+def _laid_out(image: Tensor, channels_last: bool, stride: int = 1) -> Tensor:
+    """Every stride-th row and column of an image, dense in a layout, without a memory format.
+
+    vmap takes none but the default, and one asked of a strided view guards on the sizes.
+    """
+    dense = image.permute(0, 2, 3, 1) if channels_last else image
+    if stride > 1:
+        dense = dense[:, ::stride, ::stride] if channels_last else dense[:, :, ::stride, ::stride]
+    if stride > 1 or _checks._certainly(image.shape[0] == 0):  # which counts as contiguous as it is
+        dense = dense.clone(memory_format=torch.contiguous_format)
+    else:
+        dense = dense.contiguous()
+    return dense.permute(0, 3, 1, 2) if channels_last else dense
 
 
 class _Parameters(NamedTuple):
@@ -189,7 +201,7 @@ def _plain(input: Tensor, parameters: _Parameters) -> Tensor:
         dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     with torch.autocast(input.device.type, enabled=False) if cast else nullcontext():
         output = reference.wtconv2d(input.to(dtype), *parameters.to(dtype)).to(input.dtype)
-    return output.contiguous(memory_format=_checks.memory_format_of(input))
+    return _laid_out(output, _checks.is_channels_last(input))
 
 
 def _check(input: Tensor, parameters: _Parameters, mixed: bool) -> None:
