@@ -108,6 +108,29 @@ def memory_format_of(tensor: Tensor) -> torch.memory_format:
     return torch.channels_last if is_channels_last(tensor) else torch.contiguous_format
 
 
+def laid_out(image: Tensor, channels_last: bool, stride: int = 1) -> Tensor:
+    """Every stride-th row and column of an image, dense in a layout, without a memory format.
+
+    vmap takes none but the default, and one asked of a strided view guards on the sizes.
+
+    Args:
+        image: [B, C, H, W], any strides.
+        channels_last: The layout; else contiguous.
+        stride: >= 1.
+
+    Returns:
+        [B, C, ceil(H/stride), ceil(W/stride)]; shares the memory of ``image`` where that is dense so.
+    """
+    dense = image.permute(0, 2, 3, 1) if channels_last else image
+    if stride > 1:
+        dense = dense[:, ::stride, ::stride] if channels_last else dense[:, :, ::stride, ::stride]
+    if stride > 1 or _certainly(image.shape[0] == 0):  # which counts as contiguous as it is
+        dense = dense.clone(memory_format=torch.contiguous_format)
+    else:
+        dense = dense.contiguous()
+    return dense.permute(0, 3, 1, 2) if channels_last else dense
+
+
 def _check_map(op: str, name: str, tensor: Tensor) -> None:
     """A 4-D floating-point map with C, H, W >= 1."""
     if tensor.dim() != 4:

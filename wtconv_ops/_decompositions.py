@@ -67,7 +67,7 @@ def _compute_dtype(*tensors: Tensor) -> torch.dtype:
 
 def _like(output: Tensor, input: Tensor) -> Tensor:
     """``output`` in the dtype of ``input`` and in the layout that the kernels derive from it."""
-    return output.to(input.dtype).contiguous(memory_format=_checks.memory_format_of(input))
+    return _checks.laid_out(output.to(input.dtype), _checks.is_channels_last(input))
 
 
 def _haar_filters(channels: int, like: Tensor) -> Tensor:

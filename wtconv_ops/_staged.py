@@ -45,7 +45,7 @@ def _widened(tensor: Tensor) -> Tensor:
 
 def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
     """Output in the layout that the kernel gives it."""
-    return tensor.contiguous(memory_format=_checks.memory_format_of(like))
+    return _checks.laid_out(tensor, _checks.is_channels_last(like))
 
 
 @with_memory_errors

@@ -77,22 +77,7 @@ def wtconv2d(
         output = _plain(input, _Parameters(base_weight, base_bias, base_scale, weights, scales))
     if stride == 1:
         return output
-    return _laid_out(output, _checks.is_channels_last(output), stride)
-
-
-def _laid_out(image: Tensor, channels_last: bool, stride: int = 1) -> Tensor:
-    """Every stride-th row and column of an image, dense in a layout, without a memory format.
-
-    vmap takes none but the default, and one asked of a strided view guards on the sizes.
-    """
-    dense = image.permute(0, 2, 3, 1) if channels_last else image
-    if stride > 1:
-        dense = dense[:, ::stride, ::stride] if channels_last else dense[:, :, ::stride, ::stride]
-    if stride > 1 or _checks._certainly(image.shape[0] == 0):  # which counts as contiguous as it is
-        dense = dense.clone(memory_format=torch.contiguous_format)
-    else:
-        dense = dense.contiguous()
-    return dense.permute(0, 3, 1, 2) if channels_last else dense
+    return _checks.laid_out(output, _checks.is_channels_last(output), stride)
 
 
 class _Parameters(NamedTuple):
@@ -201,7 +186,7 @@ def _plain(input: Tensor, parameters: _Parameters) -> Tensor:
         dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     with torch.autocast(input.device.type, enabled=False) if cast else nullcontext():
         output = reference.wtconv2d(input.to(dtype), *parameters.to(dtype)).to(input.dtype)
-    return _laid_out(output, _checks.is_channels_last(input))
+    return _checks.laid_out(output, _checks.is_channels_last(input))
 
 
 def _check(input: Tensor, parameters: _Parameters, mixed: bool) -> None:
