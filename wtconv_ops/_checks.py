@@ -119,7 +119,7 @@ def laid_out(image: Tensor, channels_last: bool, stride: int = 1) -> Tensor:
         stride: >= 1.
 
     Returns:
-        [B, C, ceil(H/stride), ceil(W/stride)]; shares the memory of ``image`` where that is dense so.
+        [B, C, ceil(H/stride), ceil(W/stride)]; a view of ``image`` where that is dense already.
     """
     dense = image.permute(0, 2, 3, 1) if channels_last else image
     if stride > 1:
