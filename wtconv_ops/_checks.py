@@ -39,7 +39,7 @@ def _fail(message: str) -> NoReturn:
     raise RuntimeError(message)
 
 
-def _certainly(condition: Any) -> bool:
+def certainly(condition: Any) -> bool:
     """Truth of a size comparison; False where a data-dependent size leaves it open."""
     if isinstance(condition, torch.SymBool):
         from torch.fx.experimental.symbolic_shapes import guard_or_false
@@ -68,7 +68,7 @@ def _has_shape(tensor: Tensor, expected: Sequence[Any]) -> bool:
     """Whether no size of ``tensor`` certainly differs from ``expected``."""
     shape = tensor.shape
     return len(shape) == len(expected) and not any(
-        _certainly(got != want) for got, want in zip(shape, expected, strict=True)
+        certainly(got != want) for got, want in zip(shape, expected, strict=True)
     )
 
 
@@ -88,56 +88,13 @@ def next_size(size: Any) -> Any:
     return (size + 1) // 2
 
 
-def is_channels_last(tensor: Tensor) -> bool:
-    """Layout rule of the outputs: True for NHWC, False for NCHW.
-
-    Args:
-        tensor: [B, C, H, W], any strides.
-
-    Returns:
-        True iff the channels are consecutive, of an empty batch too; a single channel or pixel
-        has no layout.
-    """
-    if not _certainly(tensor.stride(1) == 1) or _certainly(tensor.shape[1] == 1):
-        return False
-    return not all(_certainly(size == 1) for size in tensor.shape[2:])
-
-
-def memory_format_of(tensor: Tensor) -> torch.memory_format:
-    """Memory format of an output that follows ``tensor`` ([B, C, H, W])."""
-    return torch.channels_last if is_channels_last(tensor) else torch.contiguous_format
-
-
-def laid_out(image: Tensor, channels_last: bool, stride: int = 1) -> Tensor:
-    """Every stride-th row and column of an image, dense in a layout, without a memory format.
-
-    vmap takes none but the default, and one asked of a strided view guards on the sizes.
-
-    Args:
-        image: [B, C, H, W], any strides.
-        channels_last: The layout; else contiguous.
-        stride: >= 1.
-
-    Returns:
-        [B, C, ceil(H/stride), ceil(W/stride)]; a view of ``image`` where that is dense already.
-    """
-    dense = image.permute(0, 2, 3, 1) if channels_last else image
-    if stride > 1:
-        dense = dense[:, ::stride, ::stride] if channels_last else dense[:, :, ::stride, ::stride]
-    if stride > 1 or _certainly(image.shape[0] == 0):  # which counts as contiguous as it is
-        dense = dense.clone(memory_format=torch.contiguous_format)
-    else:
-        dense = dense.contiguous()
-    return dense.permute(0, 3, 1, 2) if channels_last else dense
-
-
 def _check_map(op: str, name: str, tensor: Tensor) -> None:
     """A 4-D floating-point map with C, H, W >= 1."""
     if tensor.dim() != 4:
         _fail(f"{op}: {name} must be 4-D [B, C, H, W], got {_text(tensor.shape)}")
     if tensor.dtype not in DTYPES:
         _fail(f"{op}: {name} must be {_DTYPE_WORDS}, got {dtype_name(tensor.dtype)}")
-    if any(_certainly(size < 1) for size in tensor.shape[1:]):
+    if any(certainly(size < 1) for size in tensor.shape[1:]):
         _fail(f"{op}: {name} must have C, H, W >= 1, got {_text(tensor.shape)}")
 
 
@@ -147,10 +104,10 @@ def _is_depthwise(weight: Tensor) -> bool:
         return False
     _, one, height, width = weight.shape
     return (
-        not _certainly(one != 1)
-        and not _certainly(height != width)
-        and not _certainly(height < 1)
-        and not _certainly(height > MAX_KERNEL_SIZE)
+        not certainly(one != 1)
+        and not certainly(height != width)
+        and not certainly(height < 1)
+        and not certainly(height > MAX_KERNEL_SIZE)
     )
 
 
@@ -191,7 +148,7 @@ def _check_base(
     op: str, channels: Any, base_weight: Tensor, base_bias: Tensor | None, base_scale: Tensor
 ) -> None:
     """The parameters of the base path."""
-    if _is_depthwise(base_weight) and _certainly(base_weight.shape[0] != channels):
+    if _is_depthwise(base_weight) and certainly(base_weight.shape[0] != channels):
         _fail(
             f"{op}: input has {_number(channels)} channels but base_weight has "
             f"{_number(base_weight.shape[0])}; "
@@ -357,7 +314,7 @@ def check_analysis_conv(input: Tensor, weight: Tensor, scale: Tensor) -> None:
     op = "analysis_conv"
     _check_map(op, "input", input)
     bands = 4 * input.shape[1]
-    if not _is_depthwise(weight) or _certainly(weight.shape[0] != bands):
+    if not _is_depthwise(weight) or certainly(weight.shape[0] != bands):
         _fail(
             f"{op}: weight must be [4*C, 1, k, k] with 4*C = {_number(bands)} and "
             f"1 <= k <= {MAX_KERNEL_SIZE}, got {_text(weight.shape)}"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import _autocast, _checks, _library
+from . import _autocast, _checks, _layout, _library
 
 __all__ = ["decompositions"]
 
@@ -67,7 +67,7 @@ def _compute_dtype(*tensors: Tensor) -> torch.dtype:
 
 def _like(output: Tensor, input: Tensor) -> Tensor:
     """``output`` in the dtype of ``input`` and in the layout that the kernels derive from it."""
-    return _checks.laid_out(output.to(input.dtype), _checks.is_channels_last(input))
+    return _layout.laid_out(output.to(input.dtype), _layout.is_channels_last(input))
 
 
 def _haar_filters(channels: int, like: Tensor) -> Tensor:

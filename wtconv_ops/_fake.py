@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _checks, _inductor
+from . import _checks, _inductor, _layout
 
 _Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -23,7 +23,7 @@ def _empty_map(like: Tensor, shape: Sequence[Any]) -> Tensor:
         shape,
         dtype=like.dtype,
         device=like.device,
-        memory_format=_checks.memory_format_of(like),
+        memory_format=_layout.memory_format_of(like),
     )
 
 

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from ._capability import can_run
-from ._checks import memory_format_of
 from ._graph import Meaning, Reader
 from ._graph_nodes import (
     all_same,
@@ -30,6 +29,7 @@ from ._graph_nodes import (
     operation,
     shape,
 )
+from ._layout import memory_format_of
 from .nn import _HAAR_TOLERANCE, _value_problem
 
 _CHECKPOINT = "tag_activation_checkpoint"  # the operator around a checkpointed part of the graph

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _autocast, _checks, reference
+from . import _autocast, _checks, _layout, reference
 from ._autograd import below_autograd, needs_derivative
 from ._errors import with_memory_errors
 
@@ -45,7 +45,7 @@ def _widened(tensor: Tensor) -> Tensor:
 
 def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
     """Output in the layout that the kernel gives it."""
-    return _checks.laid_out(tensor, _checks.is_channels_last(like))
+    return _layout.laid_out(tensor, _layout.is_channels_last(like))
 
 
 @with_memory_errors

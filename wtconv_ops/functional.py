@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _autocast, _checks, _library, reference
+from . import _autocast, _checks, _layout, _library, reference
 from ._arguments import require_int
 from ._capability import can_run
 from ._direct import begins_at_autograd
@@ -77,7 +77,7 @@ def wtconv2d(
         output = _plain(input, _Parameters(base_weight, base_bias, base_scale, weights, scales))
     if stride == 1:
         return output
-    return _checks.laid_out(output, _checks.is_channels_last(output), stride)
+    return _layout.laid_out(output, _layout.is_channels_last(output), stride)
 
 
 class _Parameters(NamedTuple):
@@ -186,7 +186,7 @@ def _plain(input: Tensor, parameters: _Parameters) -> Tensor:
         dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     with torch.autocast(input.device.type, enabled=False) if cast else nullcontext():
         output = reference.wtconv2d(input.to(dtype), *parameters.to(dtype)).to(input.dtype)
-    return _checks.laid_out(output, _checks.is_channels_last(input))
+    return _layout.laid_out(output, _layout.is_channels_last(input))
 
 
 def _check(input: Tensor, parameters: _Parameters, mixed: bool) -> None:
