@@ -287,7 +287,7 @@ void check_tile_level() {
   const int last = own + W::kLead, first = W::first_col(l) - W::shift(l);
   law(first >= 0 && first + W::kLead + last <= W::cols(l), "a product reads past the columns");
   law(W::first_col(l) % (l == 1 || W::kGroups > 2 ? 8 : 2) == 0, "a row of a product unaligned");
-  law(M::band(l + 1) % 16 == 0 && M::fragments(l) % 16 == 0, "a part of the memory is unaligned");
+  law(M::band(l + 1) % 16 == 0 && M::level_taps(l) % 16 == 0, "a part of the memory is unaligned");
   if constexpr (l + 1 < L) {
     const int bytes = LowpassProducts<W, l>::kBytes;
     check_band_products<W, l>(law);

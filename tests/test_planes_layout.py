@@ -81,7 +81,7 @@ template <int K, int G>
 void check_planes() {
   check_window<K, G, 8, true>();
   using M = MmaPlanesMemory<K, G>;
-  const bool parts = M::kLowpass % 16 == 0 && M::kRaw % 16 == 0 && M::fragments(0) % 16 == 0 &&
+  const bool parts = M::kLowpass % 16 == 0 && M::kRaw % 16 == 0 && M::level_taps(0) % 16 == 0 &&
                      M::kTaps % 16 == 0 && M::kDeepTaps % 16 == 0;
   const bool fits = M::kBlocks > 1 && M::kBlocks * (M::kBytes + 1024) <= 228 * 1024;
   if (!parts || !fits) ++faults, printf("memory of the operator: K %d planes %d\n", K, G);

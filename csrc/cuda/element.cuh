@@ -93,6 +93,21 @@ __device__ __forceinline__ A read(const void* data, DType dtype, int64_t i) {
                    [&](auto t) { return widen<A>(static_cast<const decltype(t)*>(data)[i]); });
 }
 
+// The same in two steps, so that the first need not wait for memory: the bits of the element, of a
+// float64 those of its float32, and what they say.
+__device__ __forceinline__ uint32_t read_bits(const void* data, DType dtype, int64_t i) {
+  if (dtype == DType::kFloat64) return __float_as_uint(float(static_cast<const double*>(data)[i]));
+  if (dtype == DType::kFloat32) return static_cast<const uint32_t*>(data)[i];
+  return static_cast<const uint16_t*>(data)[i];
+}
+__device__ __forceinline__ float float_of_bits(uint32_t bits, DType dtype) {
+  if (dtype == DType::kBFloat16) return __uint_as_float(bits << 16);
+  if (dtype != DType::kFloat16) return __uint_as_float(bits);
+  __half_raw half;
+  half.x = static_cast<unsigned short>(bits);
+  return __half2float(half);
+}
+
 // Element `linear` of a dense [B, C, rows, cols], counted with the channels fastest or the columns.
 struct PixelIndex {
   int64_t item;

@@ -19,45 +19,68 @@ __device__ __forceinline__ int patch_col() {
   return threadIdx.x % P::kAcross * P::kCols;
 }
 
-// store(slot, tap, value) for each scaled tap of a channel, zero where the base path is missing,
-// and for its scaled bias, or zero, as tap 0 of the slot past them. `levels` is at most
-// kMostLevels. By kThreads threads, of which this one is `thread`.
-//
-// Loads of a batch are under way together: a block begins with the wait for them, and one after the
-// other would be as many waits (8xCxHxW float32 on an H200, mean over C = 32 to 128 and H = 128 to
-// 512, K = 5, L = 3: 0.157 ms for 0.161). Larger batches are more code than they save;
-// fewer threads than a tile's, which read the taps of a channel while others read those of the
-// next, have all in one.
-template <int K, int kMostLevels, class P, int kThreads = kPatchThreads, class Store>
-__device__ __forceinline__ void read_scaled(const RawParameters& p, int channel, int levels,
-                                            Store store, int thread = threadIdx.x) {
-  constexpr int kTaps = K * K, kMost = slot_count(kMostLevels) * kTaps + 1,
-                kRounds = ceil_div(kMost, kThreads),
-                kMostOfBatch = kThreads < kPatchThreads ? 9 : 3,
-                kBatch = kRounds < kMostOfBatch ? kRounds : kMostOfBatch;
-  const int bias = slot_count(levels) * kTaps;
-#pragma unroll 1
-  for (int first = thread; first <= bias; first += kBatch * kThreads) {
-    P weight[kBatch], scale[kBatch];
+// The scaled taps of a channel, zero where the base path is missing, and its scaled bias, or zero,
+// as tap 0 of the slot past them, in two steps: between them is the time of the loads. This thread
+// has kBatch of them, from number `first` on each kThreads-th. `levels` is at most what the kernel
+// takes.
+template <int K, int kBatch, int kThreads = kPatchThreads>
+class TapLoads {
+  static constexpr int kTaps = K * K;
+  uint32_t weight_[kBatch] = {}, scale_[kBatch] = {};
+
+ public:
+  // The taps and the bias.
+  static constexpr int count(int levels) { return slot_count(levels) * kTaps + 1; }
+  // kBatch such that each thread has one batch.
+  static constexpr int rounds(int levels) { return ceil_div(count(levels), kThreads); }
+
+  __device__ __forceinline__ TapLoads(const RawParameters& p, int channel, int levels, int first) {
+    const int bias = count(levels) - 1;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int n = first + i * kThreads, slot = n / kTaps, tap = n % kTaps;
       const int level = n < bias ? (slot + kSubbands - 1) / kSubbands : 0;
       const int64_t group =
           level == 0 ? channel : kSubbands * int64_t(channel) + (slot - 1) % kSubbands;
-      const P* from = static_cast<const P*>(n < bias ? p.weight[level] : p.bias);
-      weight[i] = scale[i] = narrow<P>(0.0f);
-      if (n <= bias && from) {
-        weight[i] = from[n < bias ? group * kTaps + (p.rotate ? kTaps - 1 - tap : tap) : group];
-        scale[i] = static_cast<const P*>(p.scale[level])[group];
-      }
+      const void* from = n < bias ? p.weight[level] : p.bias;
+      if (n > bias || !from) continue;
+      const int64_t at = n < bias ? group * kTaps + (p.rotate ? kTaps - 1 - tap : tap) : group;
+      weight_[i] = read_bits(from, p.dtype, at);
+      scale_[i] = read_bits(p.scale[level], p.dtype, group);
     }
+  }
+  // store(slot, tap, value) of each.
+  template <class Store>
+  __device__ __forceinline__ void finish(const RawParameters& p, int levels, int first,
+                                         Store store) const {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int n = first + i * kThreads;
-      if (n <= bias) store(n / kTaps, n % kTaps, widen<float>(scale[i]) * widen<float>(weight[i]));
+      if (n >= count(levels)) continue;
+      store(n / kTaps, n % kTaps,
+            float_of_bits(scale_[i], p.dtype) * float_of_bits(weight_[i], p.dtype));
     }
   }
+};
+
+// store(slot, tap, value) for each of them, at most kMostLevels levels. By kThreads threads, of
+// which this one is `thread`.
+//
+// Loads of a batch are under way together: a block begins with the wait for them, and one after the
+// other would be as many waits (8xCxHxW float32 on an H200, mean over C = 32 to 128 and H = 128 to
+// 512, K = 5, L = 3: 0.157 ms for 0.161). Larger batches are more code than they save;
+// fewer threads than a tile's, which read the taps of a channel while others read those of the
+// next, have all in one.
+template <int K, int kMostLevels, int kThreads = kPatchThreads, class Store>
+__device__ __forceinline__ void read_scaled(const RawParameters& p, int channel, int levels,
+                                            Store store, int thread = threadIdx.x) {
+  constexpr int kRounds = TapLoads<K, 1, kThreads>::rounds(kMostLevels),
+                kMostOfBatch = kThreads < kPatchThreads ? 9 : 3,
+                kBatch = kRounds < kMostOfBatch ? kRounds : kMostOfBatch;
+  using Loads = TapLoads<K, kBatch, kThreads>;
+#pragma unroll 1
+  for (int first = thread; first < Loads::count(levels); first += kBatch * kThreads)
+    Loads(p, channel, levels, first).finish(p, levels, first, store);
 }
 
 // What a coefficient of LL of level L adds to a pixel.
@@ -65,7 +88,8 @@ template <int L>
 constexpr float kLowpassFactor = 1.0f / (1 << L);
 
 // The tiles of a block, all of one channel. Blocks that run at the same time are neighbouring
-// channels of the same tiles, which share the sectors of a channels_last tensor.
+// channels of the same tiles, which share the sectors of a channels_last tensor. A block begins
+// with this: few divisions, of 32 bits without a sign.
 struct BlockTiles {
   int channel, first, step, count;
 
@@ -73,32 +97,50 @@ struct BlockTiles {
   // is still in L2.
   template <class Launch>
   static __device__ __forceinline__ BlockTiles strided(const Launch& p) {
-    const int split = blockIdx.x / p.channels, before = split / p.together * p.together,
-              blocks = min(p.together, p.splits - before);
-    const auto share_of = [&](int splits) { return int(int64_t(p.tiles) * splits / p.splits); };
-    const int begin = share_of(before), end = share_of(before + blocks);
-    const int first = begin + split - before;
-    return {int(blockIdx.x % p.channels), first, blocks, (end - first + blocks - 1) / blocks};
+    const Shares shares(p);
+    const unsigned split = shares.split, together = p.together,
+                   before = split < together ? 0 : split / together * together,
+                   blocks = min(together, p.splits - before), begin = shares.begin(before),
+                   left = shares.begin(before + blocks) - begin - blocks * shares.least;
+    return {shares.channel, int(begin + split - before), int(blocks),
+            int(shares.least + (split - before < left))};
   }
   // Neighbours in turn: what two windows share stays in the L1 cache.
   template <class Launch>
   static __device__ __forceinline__ BlockTiles contiguous(const Launch& p) {
-    const int split = blockIdx.x / p.channels, share = p.tiles / p.splits,
-              left = p.tiles % p.splits;
-    return {int(blockIdx.x % p.channels), split * share + min(split, left), 1,
-            share + (split < left)};
+    const Shares shares(p);
+    const unsigned first = shares.begin(shares.split);
+    return {shares.channel, int(first), 1, int(shares.begin(shares.split + 1) - first)};
   }
+
+ private:
+  // The tiles of each channel, shared evenly among its blocks; the first have one more.
+  struct Shares {
+    unsigned split, least, left;
+    int channel;
+
+    template <class Launch>
+    __device__ __forceinline__ explicit Shares(const Launch& p)
+        : split(blockIdx.x / unsigned(p.channels)),
+          least(unsigned(p.tiles) / unsigned(p.splits)),
+          left(unsigned(p.tiles) - least * unsigned(p.splits)),
+          channel(int(blockIdx.x - split * unsigned(p.channels))) {}
+    __device__ __forceinline__ unsigned begin(unsigned block) const {
+      return block * least + min(block, left);
+    }
+  };
 };
 
 // A tile of a large plane: its plane and first pixel.
 struct TileIndex {
   int channel, item, y, x;
   template <class Launch>
-  __device__ __forceinline__ TileIndex(const Launch& p, int channel, int tile) : channel(channel) {
-    x = tile % p.tiles_x * kPatchTile;
-    tile /= p.tiles_x;
-    y = tile % p.tiles_y * kPatchTile;
-    item = tile / p.tiles_y;
+  __device__ __forceinline__ TileIndex(const Launch& p, int channel, unsigned tile)
+      : channel(channel) {
+    const unsigned row = tile / unsigned(p.tiles_x), plane = row / unsigned(p.tiles_y);
+    x = int(tile - row * unsigned(p.tiles_x)) * kPatchTile;
+    y = int(row - plane * unsigned(p.tiles_y)) * kPatchTile;
+    item = int(plane);
   }
   // Goes on by as many tiles as `step` is from the first one of the channel: no division.
   template <class Launch>

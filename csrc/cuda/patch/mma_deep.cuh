@@ -17,24 +17,22 @@ template <int K, int G, int kThreads = kPatchThreads>
 __device__ void read_all_scaled(const RawParameters& p, int channel, int levels,
                                 ChannelTaps<K, 2>& taps, float* deep, int thread = threadIdx.x) {
   constexpr int kTaps = K * K, kFirst = slot_count(2);
-  with_type(p.dtype, [&](auto t) {
-    read_scaled<K, DeepPlanes<K, G>::kLevels, decltype(t), kThreads>(
-        p, channel, levels,
-        [&](int slot, int tap, float value) {
-          if (slot == slot_count(levels)) {
-            taps.bias = value;
-          } else if (slot < kFirst) {
-            taps.base[slot * kTaps + tap] = value;
-          } else {
-            const int level = (slot + kSubbands - 1) / kSubbands;
-            const float factor = __uint_as_float(unsigned(127 - level) << 23);
-            deep[(slot - kFirst) * tap_floats(K) + tap] = value * factor;
-          }
-        },
-        thread);
-  });
+  read_scaled<K, DeepPlanes<K, G>::kLevels, kThreads>(
+      p, channel, levels,
+      [&](int slot, int tap, float value) {
+        if (slot == slot_count(levels)) {
+          taps.bias = value;
+        } else if (slot < kFirst) {
+          taps.base[slot * kTaps + tap] = value;
+        } else {
+          const int level = (slot + kSubbands - 1) / kSubbands;
+          const float factor = __uint_as_float(unsigned(127 - level) << 23);
+          deep[(slot - kFirst) * tap_floats(K) + tap] = value * factor;
+        }
+      },
+      thread);
 }
-// The same, crossed as read_taps() has them.
+// The same, crossed as finish_taps() has them.
 template <int K, int G>
 __device__ void read_all_taps(const RawParameters& p, int channel, int levels,
                               ChannelTaps<K, 2>& taps, float* deep) {

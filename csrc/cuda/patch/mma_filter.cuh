@@ -6,31 +6,20 @@
 
 namespace wtconv::cuda {
 
-// The taps of a level, row by row: fragments read from shared memory when they are wanted, or held
-// in registers; or a table of those that differ.
+// The taps of a level, row by row, as form_level_taps() has them: read from shared memory when they
+// are wanted, or held in registers.
 template <class W>
-class SharedTaps {
+class FragmentTaps {
   const uint32_t* fragments_;
 
  public:
-  __device__ __forceinline__ explicit SharedTaps(const uint32_t* fragments)
+  __device__ __forceinline__ explicit FragmentTaps(const uint32_t* fragments)
       : fragments_(fragments) {}
   __device__ __forceinline__ TapRow<W::kGroups> row(int i) const {
     TapRow<W::kGroups> taps;
     taps.template load<W::kRows>(fragments_, i);
     return taps;
   }
-};
-template <class W>
-class HeldTaps {
-  TapRow<W::kGroups> rows_[W::kRows];
-
- public:
-  __device__ __forceinline__ explicit HeldTaps(const uint32_t* fragments) {
-#pragma unroll
-    for (int i = 0; i < W::kRows; ++i) rows_[i].template load<W::kRows>(fragments, i);
-  }
-  __device__ __forceinline__ const TapRow<W::kGroups>& row(int i) const { return rows_[i]; }
 };
 template <int kLevel>
 class TableTaps {
@@ -44,8 +33,22 @@ class TableTaps {
   }
   __device__ __forceinline__ TapRow<2> row(int i) const { return {entry_[i * kTapEntries], {}}; }
 };
-template <class W, bool kHeld>
-using TapsOf = std::conditional_t<kHeld, HeldTaps<W>, SharedTaps<W>>;
+template <class W, int kLevel>
+using SharedTaps = std::conditional_t<has_tap_table<W>(kLevel), TableTaps<kLevel>, FragmentTaps<W>>;
+template <class W, int kLevel>
+class HeldTaps {
+  TapRow<W::kGroups> rows_[W::kRows];
+
+ public:
+  __device__ __forceinline__ explicit HeldTaps(const uint32_t* shared) {
+    const SharedTaps<W, kLevel> taps(shared);
+#pragma unroll
+    for (int i = 0; i < W::kRows; ++i) rows_[i] = taps.row(i);
+  }
+  __device__ __forceinline__ const TapRow<W::kGroups>& row(int i) const { return rows_[i]; }
+};
+template <class W, int kLevel, bool kHeld>
+using TapsOf = std::conditional_t<kHeld, HeldTaps<W, kLevel>, SharedTaps<W, kLevel>>;
 
 // sum[f] += rows f of the cells of this warp's columns: elements 0, 1 of the lane's pixels 2t and
 // 2t + 1, elements 2, 3 of the pixels 8 further.

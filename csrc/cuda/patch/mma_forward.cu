@@ -168,35 +168,38 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kDeeper>::kBloc
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& taps = *reinterpret_cast<ChannelTaps<K, L>*>(shared + M::kTaps);
   const auto band = [&](int level) { return reinterpret_cast<T*>(shared + M::band(level)); };
-  const auto fragments = [&](int level) {
-    return reinterpret_cast<uint32_t*>(shared + M::fragments(level));
+  const auto level_taps = [&](int level) {
+    return reinterpret_cast<uint32_t*>(shared + M::level_taps(level));
   };
 
   // Blocks that run together share the rims of their windows.
   const BlockTiles tiles = BlockTiles::strided(p);
-  const TileIndex step(p, tiles.channel, tiles.step);
+  const TapLoads<K, TapLoads<K, 1>::rounds(L)> loads(p.params, tiles.channel, L, threadIdx.x);
   TileIndex at(p, tiles.channel, tiles.first), next = at;
   const TileCopies<T, M, L> copies(launch, shared);
   copies.start_window(0, at);
+  const TileIndex step(p, tiles.channel, tiles.step);
   const FormLowpassIf<(L > 1), W, 0> form_level1(shared + M::products(1));
   const FormLowpassIf<(L > 2), W, 1> form_level2(shared + M::products(2));
-  read_taps(p.params, tiles.channel, taps);
+  finish_taps(loads, p.params, taps);
   __syncthreads();
-  form_fragments<W, T, K, L, 0>(taps, fragments(0));
-  if constexpr (L > 1) form_fragments<W, T, K, L, 1>(taps, fragments(1));
-  if constexpr (L > 2) form_fragments<W, T, K, L, 2>(taps, fragments(2));
+  form_level_taps<0, W, T>(taps, level_taps(0));
+  if constexpr (L > 1) form_level_taps<1, W, T>(taps, level_taps(1));
+  if constexpr (L > 2) form_level_taps<2, W, T>(taps, level_taps(2));
   if constexpr (M::holds(1)) __syncthreads();
-  const TapsOf<W, M::holds(0)> pixel_taps(fragments(0));
-  const TapsOf<W, M::holds(1)> level1_taps(fragments(L > 1));
+  const TapsOf<W, 0, M::holds(0)> pixel_taps(level_taps(0));
+  const TapsOf<W, 1, M::holds(1)> level1_taps(level_taps(L > 1));
+  // Nothing is written before: the previous kernel may read what lies there.
+  const auto follow_previous_grid = [] {
+    wait_for_previous_grid();
+    let_next_grid_start();
+  };
+  if constexpr (!kDeeper) follow_previous_grid();
 #pragma unroll 1
   for (int n = 0;; ++n) {
     if (n < tiles.count) copies.wait_for_window(n);
     __syncthreads();
-    if (n > 0) {
-      wait_for_previous_grid();  // it may read what lies there
-      let_next_grid_start();
-      copies.start_store(at);
-    }
+    if (n > 0) copies.start_store(at);
     if (n == tiles.count) break;
     at = next;
     T* pixels = copies.window(n);
@@ -214,10 +217,10 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kDeeper>::kBloc
     if constexpr (L > 1) filter_level1<W>(band(1), level1_taps, low1);
     if constexpr (L > 2) {
       __syncthreads();
-      filter_level2<W>(band(2), fragments(2), low2);
+      filter_level2<W>(band(2), level_taps(2), low2);
     }
     if constexpr (kDeeper) {
-      wait_for_previous_grid();
+      follow_previous_grid();
       load_coarse<L>(p, at, coarse);
     }
     filter_pixels<W>(pixels, pixel_taps, sum);
@@ -235,8 +238,9 @@ __global__ void __launch_bounds__(kPatchThreads, MmaMemory<K, L, kDeeper>::kBloc
 template <class T, int K, int L, bool kDeeper = false>
 const char* launch(const PatchLaunch& p, int multiprocessors, cudaStream_t stream) {
   using M = MmaMemory<K, L, kDeeper>;
-  // No more shared memory than that: what copies of the other kind share stays in the L1 cache.
-  constexpr int kOfMultiprocessor = shared_of_blocks(M::kBlocks, M::kBytes);
+  // No more shared memory than that: what copies of the other kind share stays in the L1 cache. But
+  // the kernel that computes the deeper levels, beside which this one starts, has all.
+  constexpr int kOfMultiprocessor = kDeeper ? kAllShared : shared_of_blocks(M::kBlocks, M::kBytes);
   const auto kernel = &mma_forward_kernel<T, K, L, kDeeper>;
   MmaForwardLaunch launch{};
   launch.patches = p;

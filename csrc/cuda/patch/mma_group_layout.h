@@ -28,7 +28,7 @@ struct MmaGroupMemory {
                 "while their tables are formed, taps lie where levels past 2 do later");
 
   // Of a channel: tables of taps of the levels, taps of those past 2, factors.
-  static constexpr int table(int level) { return level * W::kRows * kTapEntries * 16; }
+  static constexpr int table(int level) { return level * tap_bytes<W>(0); }
   static constexpr int kDeepTaps = table(2);
   static constexpr int kFactors = kDeepTaps + Deep::kTaps;
   static constexpr int kChannel = kFactors + 16;

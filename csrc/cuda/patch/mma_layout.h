@@ -72,6 +72,9 @@ struct MmaWindow : CellRowsOfPlane<MmaWindow<K, L>> {
   static constexpr int own_col(int level) { return shift(level) + lead(level); }
   static constexpr int first_row(int level) { return own_row(level) - K / 2 * 2; }
   static constexpr int first_col(int level) { return own_col(level) - kLead; }
+  // Of the taps. With tables, registers spill at three levels (8x32x512x512 float16 K=5 on an H200:
+  // 0.160 ms for 0.153).
+  static constexpr bool kTables = L < 3;
   // From the rows of one position in their cells to those of the next. A box begins at 128 bytes.
   // Other copies fill pieces of two rows at once, the end of one and the first of the next: they
   // lie in different banks where the groups are 64 bytes past a multiple of that.
@@ -111,7 +114,18 @@ constexpr int lowpass_bytes() {
 // in one.
 constexpr int tap_products(int level) { return level < 2 ? 2 : 1; }
 // Different fragments of a row of taps, four words each, of two groups of columns (mma_taps.cuh).
+// Whether a level has a table of them: others have the fragments of each lane.
 constexpr int kTapEntries = 14;
+template <class W>
+constexpr bool has_tap_table(int level) {
+  return W::kGroups == 2 && level < 2 && W::kTables;
+}
+// Bytes of the taps of a level as the products read them.
+template <class W>
+constexpr int tap_bytes(int level) {
+  if (has_tap_table<W>(level)) return W::kRows * kTapEntries * 16;
+  return W::kRows * tap_products(level) * W::kGroups * 32 * 4;
+}
 
 // Scaled taps of a channel in float32, as read_scaled() has them: one slot after the other.
 template <int K, int L>
@@ -134,8 +148,9 @@ struct DeepMemory {
   static constexpr int kTaps = (slot_count(kLevels) - slot_count(2)) * tap_floats(K) * 4;
 };
 
-// Shared memory of a block, in bytes: two windows, low-pass bands, outputs, the fragments of each
-// level, taps. `kDeeper`: there are levels past the L of a tile, whose reconstruction is read.
+// Shared memory of a block, in bytes: two windows, low-pass bands, outputs, the taps of each level
+// as the products read them and before. `kDeeper`: there are levels past the L of a tile, whose
+// reconstruction is read.
 template <int K, int L, bool kDeeper = false>
 struct MmaMemory {
   using W = MmaWindow<K, L>;
@@ -144,11 +159,11 @@ struct MmaMemory {
     return level == 1 ? 2 * kWindow : band(level - 1) + W::size(level - 1) * 2;
   }
   static constexpr int kOutputs = round_up(band(L), 1024);
-  static constexpr int fragments(int level) {
+  static constexpr int level_taps(int level) {
     if (level == 0) return kOutputs + kPatchTile * kPatchTile * 2;
-    return fragments(level - 1) + tap_products(level - 1) * W::kRows * W::kGroups * 32 * 4;
+    return level_taps(level - 1) + tap_bytes<W>(level - 1);
   }
-  static constexpr int kTaps = fragments(L);
+  static constexpr int kTaps = level_taps(L);
   static constexpr int kBarrier = kTaps + int(sizeof(ChannelTaps<K, L>));
   static constexpr int products(int level) {
     return kBarrier + 16 + (level > 1 ? lowpass_bytes<W, (L > 2 ? L - 2 : 0)>() : 0);

@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(kPatchThreads, MmaPlanesMemory<K, G>::kBlocks)
   extern __shared__ __align__(16) unsigned char shared[];
   auto& taps = *reinterpret_cast<ChannelTaps<K, 2>*>(shared + M::kTaps);
   const auto window = [&](int n) { return reinterpret_cast<T*>(shared + n % 2 * M::kWindow); };
-  const auto fragments = [&](int level) {
-    return reinterpret_cast<uint32_t*>(shared + M::fragments(level));
+  const auto level_taps = [&](int level) {
+    return reinterpret_cast<uint32_t*>(shared + M::level_taps(level));
   };
   T* lowpass = reinterpret_cast<T*>(shared + M::kLowpass);
   float *raw = reinterpret_cast<float*>(shared + M::kRaw),
@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kPatchThreads, MmaPlanesMemory<K, G>::kBlocks)
   copy_planes<W>(p, p.input, p.input_bytes, input, first_item(0), window(0));
   read_all_taps<K, G>(p.params, tiles.channel, p.levels, taps, deep_taps);
   __syncthreads();
-  form_fragments<W, T, K, 2, 0>(taps, fragments(0));
-  form_fragments<W, T, K, 2, 1>(taps, fragments(1));
+  form_level_taps<0, W, T>(taps, level_taps(0));
+  form_level_taps<1, W, T>(taps, level_taps(1));
   // Averages cannot overflow; sums of gradients, where rotated, shall not underflow.
   const float average = p.params.rotate ? 0.5f : 0.25f, raise = 0.25f / average;
 #pragma unroll 1
@@ -92,8 +92,8 @@ __global__ void __launch_bounds__(kPatchThreads, MmaPlanesMemory<K, G>::kBlocks)
       __syncthreads();
       synthesise_deep<K, G>(filtered, p.levels, coarse);
     }
-    if (p.levels > 1) filter_level1<W>(lowpass, SharedTaps<W>(fragments(1)), low1);
-    filter_pixels<W>(pixels, SharedTaps<W>(fragments(0)), sum);
+    if (p.levels > 1) filter_level1<W>(lowpass, SharedTaps<W, 1>(level_taps(1)), low1);
+    filter_pixels<W>(pixels, SharedTaps<W, 0>(level_taps(0)), sum);
     combine<2>({taps.bias, taps.factor[0], raise * taps.factor[1], 0}, low1, {}, sum);
     add_coarse<2>(1, coarse, sum);
     __syncthreads();

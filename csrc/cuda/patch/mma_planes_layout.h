@@ -14,6 +14,7 @@ namespace wtconv::cuda {
 template <int K, int G, int kCellRows, bool kZeros = true>
 struct MmaPlanesWindow : CellRows<MmaPlanesWindow<K, G, kCellRows, kZeros>> {
   static constexpr int kRows = 2 * K, kGroups = column_groups(K), kLead = column_lead(K);
+  static constexpr bool kTables = true;
   static constexpr int kCells = kPatchTile / kCellRows;
 
   static constexpr int own(int level) { return kPatchTile >> level; }
@@ -69,7 +70,8 @@ struct MmaPlanesWindow : CellRows<MmaPlanesWindow<K, G, kCellRows, kZeros>> {
 };
 
 // Shared memory of a block, in bytes: two windows, which outputs take the place of; LL1; the levels
-// past 2 before their filter and after it; the fragments of the levels, their taps.
+// past 2 before their filter and after it; the taps of the levels as the products read them and
+// before.
 template <int K, int G>
 struct MmaPlanesMemory {
   using W = MmaPlanesWindow<K, G, 8>;
@@ -78,10 +80,10 @@ struct MmaPlanesMemory {
   static constexpr int kLowpass = 2 * kWindow;
   static constexpr int kRaw = kLowpass + round_up(W::size(1) * 2, 16);
   static constexpr int kFiltered = kRaw + Deep::kRaw;
-  static constexpr int fragments(int level) {
-    return kFiltered + Deep::kFiltered + level * tap_products(0) * W::kRows * W::kGroups * 32 * 4;
+  static constexpr int level_taps(int level) {
+    return kFiltered + Deep::kFiltered + level * tap_bytes<W>(0);
   }
-  static constexpr int kTaps = fragments(2);
+  static constexpr int kTaps = level_taps(2);
   static constexpr int kDeepTaps = kTaps + int(sizeof(ChannelTaps<K, 2>));
   static constexpr int kBytes = kDeepTaps + Deep::kTaps;
   static_assert(kBytes <= 99 * 1024, "fits a block of sm_86, for no other kernel takes the planes");

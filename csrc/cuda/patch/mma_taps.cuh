@@ -38,17 +38,14 @@ __device__ __forceinline__ void cross_bands(ChannelTaps<K, L>& taps) {
   }
 }
 
-// The taps of a channel, scaled and crossed.
-template <int K, int L>
-__device__ void read_taps(const RawParameters& p, int channel, ChannelTaps<K, L>& taps) {
-  constexpr int kTaps = K * K;
+// The taps of a channel, scaled and crossed, from the loads of them all.
+template <int K, int L, class Loads>
+__device__ __forceinline__ void finish_taps(const Loads& loads, const RawParameters& p,
+                                            ChannelTaps<K, L>& taps) {
   using Taps = ChannelTaps<K, L>;
-  static_assert(offsetof(Taps, bias) == slot_count(L) * kTaps * sizeof(float));
-  with_type(p.dtype, [&](auto t) {
-    read_scaled<K, L, decltype(t)>(p, channel, L, [&](int slot, int tap, float value) {
-      taps.base[slot * kTaps + tap] = value;
-    });
-  });
+  static_assert(offsetof(Taps, bias) == slot_count(L) * K * K * sizeof(float));
+  loads.finish(p, L, threadIdx.x,
+               [&](int slot, int tap, float value) { taps.base[slot * K * K + tap] = value; });
   __syncthreads();
   cross_bands(taps);
 }
@@ -106,15 +103,20 @@ __device__ void form_fragments(ChannelTaps<K, L>& taps, uint32_t* fragments) {
   constexpr int kGroups = W::kGroups, kProducts = tap_products(kLevel);
   const float inverse = settle_factor<kLevel>(taps);
   const int lane = threadIdx.x % 32;
-#pragma unroll 2
-  for (int e = threadIdx.x / 32; e < W::kRows * kProducts * kGroups; e += kPatchThreads / 32) {
-    const int group = e % kGroups, product = e / kGroups % kProducts, i = e / (kProducts * kGroups);
-    float value[2];
-    polyphase_taps<kLevel>(taps, i, 8 * group + lane % 4 * 2 - W::kLead,
-                           output_column<kLevel>(product, lane / 4), value);
-    uint32_t* to = group < 2 ? fragments + ((i * 32 + lane) * kProducts + product) * 2 + group
-                             : fragments + (W::kRows * 32) * 4 + (i * 32 + lane) * 2 + product;
-    *to = pack<T>(value[0] * inverse, value[1] * inverse);
+  // A lane's rows are of one parity: what depends on the column is the same in all.
+#pragma unroll 1
+  for (int e = threadIdx.x / 32; e < 2 * kProducts * kGroups; e += kPatchThreads / 32) {
+    const int odd = e % 2, group = e / 2 % kGroups, product = e / 2 / kGroups;
+    const int of_lane = group < 2 ? 2 * kProducts : 2,
+              at = group < 2 ? 2 * product + group : W::kRows * 32 * 4 + product;
+#pragma unroll
+    for (int i = 0; i < W::kRows; i += 2) {
+      float value[2];
+      polyphase_taps<kLevel>(taps, i + odd, 8 * group + lane % 4 * 2 - W::kLead,
+                             output_column<kLevel>(product, lane / 4), value);
+      fragments[at + ((i + odd) * 32 + lane) * of_lane] =
+          pack<T>(value[0] * inverse, value[1] * inverse);
+    }
   }
 }
 
@@ -144,6 +146,16 @@ __device__ void form_tap_table(ChannelTaps<K, L>& taps, uint32_t* table) {
     polyphase_taps<kLevel>(taps, i + row, 8 * group + 2 * max(apart, 0) - W::kLead,
                            {product, 2 * max(-apart, 0) + odd}, value);
     table[(i + row) * kOfRow + word] = pack<T>(value[0] * inverse, value[1] * inverse);
+  }
+}
+
+// Either, as has_tap_table() says.
+template <int kLevel, class W, class T, int K, int L>
+__device__ __forceinline__ void form_level_taps(ChannelTaps<K, L>& taps, uint32_t* to) {
+  if constexpr (has_tap_table<W>(kLevel)) {
+    form_tap_table<W, T, kLevel>(taps, to);
+  } else {
+    form_fragments<W, T, K, L, kLevel>(taps, to);
   }
 }
 

@@ -34,10 +34,11 @@ __global__ void __launch_bounds__(kPatchThreads, MmaGradMemory<K, L>::kBlocks)
     fill_mma_window<WX, WX::kPiece, true>(p.input, p.input_bytes, p, next, input(n));
     fill_mma_window<WG, WG::kPiece, false>(p.grad_output, p.grad_bytes, p, next, grad(n));
   };
-  const FormLowpassIf<(L > 1), WX, 0> form_input(shared + M::kFormInput);
   wait_for_previous_grid();
   if (p.lets_next_start) let_next_grid_start();
   start(0);
+  // Settled while the first windows are on their way.
+  const FormLowpassIf<(L > 1), WX, 0> form_input(shared + M::kFormInput);
   int n = 0;
 #pragma unroll 1
   for (int part = 0; part < p.parts; ++part) {

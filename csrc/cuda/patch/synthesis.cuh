@@ -9,13 +9,10 @@ namespace wtconv::cuda {
 template <int K, int kMostLevels>
 __device__ __forceinline__ void load_taps(const RawParameters& p, int channel, int levels,
                                           float* weights) {
-  with_type(p.dtype, [&](auto t) {
-    read_scaled<K, kMostLevels, decltype(t)>(
-        p, channel, levels, [&](int slot, int tap, float value) {
-          const int level = slot < slot_count(levels) ? (slot + kSubbands - 1) / kSubbands : 0;
-          const float factor = __uint_as_float(unsigned(127 - level) << 23);  // 2^-level
-          weights[slot * tap_floats(K) + tap] = value * factor;
-        });
+  read_scaled<K, kMostLevels>(p, channel, levels, [&](int slot, int tap, float value) {
+    const int level = slot < slot_count(levels) ? (slot + kSubbands - 1) / kSubbands : 0;
+    const float factor = __uint_as_float(unsigned(127 - level) << 23);  // 2^-level
+    weights[slot * tap_floats(K) + tap] = value * factor;
   });
 }
 
