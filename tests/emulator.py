@@ -1,6 +1,7 @@
 """The CUDA kernels on the CPU: builds tests/cuda_on_cpu and calls the launchers of launch.h.
 
-The structs below mirror those of csrc/cuda in their order; the library says their sizes.
+The structs below mirror those of csrc/cuda in their order; the library says their sizes. A second
+library has the operators themselves, with their host code, for tensors of the CPU.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import fcntl
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,12 @@ KERNELS = [
     *("patch/mma_planes.cu", "patch/mma_planes_weight_grad.cu"),
     *("patch/mma_group.cu", "patch/mma_group_weight_grad.cu"),
     *("patch/group_weight_grad.cu", "lowpass.cu", "finish.cu"),
+]
+# Of the operators alone.
+OTHER_KERNELS = ["tile/forward.cu", "tile/weight_grad.cu", "staged.cu", "tile/choose.cpp"]
+HOST_CODE = [
+    *("ops.cpp", "common/checks.cpp", "common/gradients.cpp"),
+    *(f"cuda/{name}.cpp" for name in ("host", "fused_forward", "fused_backward", "staged")),
 ]
 MIN_GXX = 11  # std::bit_cast
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
@@ -152,11 +161,16 @@ def compiler_command() -> list[str]:
 
 
 def compile_and_link(target: Path, options: list[str], sources: dict[Path, list[str]]) -> None:
-    """`target` from sources, each with its own options; two compilers at once."""
+    """`target` from sources, each with its own options; two compilers at once.
+
+    A source that was compiled into the same folder is taken as it is.
+    """
     command = compiler_command()
 
     def compile_one(source: Path) -> Path:
-        result = target.parent / f"{target.stem}_{source.stem}.o"
+        result = target.parent / f"{source.parent.name}_{source.name}.o"
+        if result.exists():
+            return result
         words = [*command, *sources[source], "-x", "c++", "-c", str(source), "-o", str(result)]
         done = subprocess.run(words, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, f"{source.name}: {done.stderr[:4000]}"
@@ -177,17 +191,46 @@ def shared_folder(factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time builds in the folder."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def kernel_sources() -> dict[Path, list[str]]:
+    names = [*KERNELS, "patch/choose.cpp"]
+    return {path: [] for path in [*(CUDA / name for name in names), HOST / "cuda_on_cpu.cpp"]}
+
+
+def operator_library(folder: Path) -> Path:
+    """A library that defines the operators, with the CUDA code as their kernels for the CPU."""
+    library = folder / "libcuda_operators_on_cpu.so"
+    torch_folder = Path(torch.__file__).parent
+    include, shim = torch_folder / "include", torch_folder / "lib" / "libtorch_cpu.so"
+    headers = ["-isystem", str(include), "-isystem", str(include / "torch/csrc/api/include")]
+    registered = ["-include", str(HOST / "registration.h"), "-fvisibility=hidden"]
+    registered += [*load("build_config").COMMON_DEFINES, *headers]
+    sources = kernel_sources() | {HOST / "device.cpp": headers}
+    sources |= {CUDA / name: [] for name in OTHER_KERNELS}
+    sources |= {CUDA.parent / name: registered for name in HOST_CODE}
+    with locked(folder):
+        if not library.exists():
+            options = ["-shared", "-Wl,-Bsymbolic", "-Wl,--no-as-needed", str(shim)]
+            compile_and_link(library, options, sources)
+    return library
+
+
 class Emulator:
     """The launchers on tensors of the CPU; a launch that fails raises what it says."""
 
     def __init__(self, folder: Path) -> None:
         library = folder / "libcuda_on_cpu.so"
-        with (folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(folder):
             if not library.exists():
-                sources = [*(CUDA / name for name in KERNELS), CUDA / "patch" / "choose.cpp"]
-                sources += [HOST / "driver.cpp", HOST / "cuda_on_cpu.cpp"]
-                compile_and_link(library, ["-shared"], {path: [] for path in sources})
+                sources = kernel_sources() | {HOST / "driver.cpp": []}
+                compile_and_link(library, ["-shared"], sources)
         self._library = ctypes.CDLL(str(library))
         sizes = (c_int * len(MIRRORED)).in_dll(self._library, "struct_sizes")
         for struct, size in zip(MIRRORED, sizes, strict=True):

@@ -13,8 +13,11 @@ from torch import Tensor
 
 __all__ = ["Case", "random_case"]
 
-# Taps times elements: what the float64 reference takes a fraction of a second for.
-MOST_PRODUCTS = {"cpu": 2**24, "cuda": 2**27}
+# Taps times elements: what the float64 reference, or the emulator, takes a second for.
+MOST_PRODUCTS = {"cpu": 2**24, "cuda": 2**27, "emulator": 2**21}
+# Of the emulator also blocks take time.
+LARGEST_KERNEL = {"cpu": 31, "cuda": 31, "emulator": 9}
+MOST_ITEMS, MOST_CHANNELS = ({"cpu": 2**10, "cuda": 2**10, "emulator": most} for most in (9, 16))
 
 
 @dataclass(frozen=True)
@@ -98,15 +101,20 @@ KINDS: dict[str, list[Callable[[Random], Shape]]] = {
     + [tiles_of_a_plane] * 9
     + [narrow_planes, huge_planes],
 }
+KINDS["emulator"] = KINDS["cuda"]  # of the CUDA code on the CPU
 
 
-def random_sample(rng: Random, shape: Shape, most_products: int) -> Sample:
+def random_sample(rng: Random, shape: Shape, device: str) -> Sample:
     batch, height, width = shape
-    kernel_size = rng.choice([*rng.sample([3, 5, 7], 2), rng.randint(1, 9), rng.randint(1, 31)])
+    batch = min(batch, MOST_ITEMS[device])
+    common = rng.sample([3, 5, 7], 2)
+    others = [rng.randint(1, largest) for largest in (9, LARGEST_KERNEL[device])]
+    kernel_size = rng.choice(common + others)
     # Registers, and groups of channels, have 4, 8, 16 or 32 of them.
     channels = rng.choice([rng.randint(1, 9), rng.randint(1, 37), 4 * rng.randint(1, 10)])
     taps = max(kernel_size**2, 128)  # the rest of the reference takes time, too
-    most = most_products // (max(batch, 1) * height * width * taps)
+    most = MOST_PRODUCTS[device] // (max(batch, 1) * height * width * taps)
+    most = min(most, MOST_CHANNELS[device])
     return Sample(
         height=height,
         width=width,
@@ -136,7 +144,7 @@ def random_case(device: str, dtype: torch.dtype, n: int) -> Case:
     """The n-th case; the kinds of shapes take turns."""
     rng = Random(f"{dtype} {n}")
     kinds = KINDS[device]
-    sample = random_sample(rng, kinds[n % len(kinds)](rng), MOST_PRODUCTS[device])
+    sample = random_sample(rng, kinds[n % len(kinds)](rng), device)
     place = random_place(rng, sample)
     return Case(
         sample,

@@ -80,7 +80,7 @@ def laws(arguments: Sequence[Any], grad_output: Tensor) -> list[Law]:
     eps, sums = torch.finfo(x.dtype).eps, torch.finfo(accumulator).eps
     exact = Law(ROUNDINGS[accumulator] * sums)
     in_nchw = any(_in_nchw(tensor) for tensor in (x, grad_output))
-    halves = x.is_cuda and x.dtype in HALVES
+    halves = gpu_multiprocessors(x) > 0 and x.dtype in HALVES
     of_operator = halves and operator_on_tensor_cores(x.shape, kernel_size, levels, in_nchw)
     rounded = _rounded_bands(x, kernel_size, levels, in_nchw) if halves else None
     of_tiles = max(x.shape[2:]) > TILE
@@ -92,6 +92,14 @@ def laws(arguments: Sequence[Any], grad_output: Tensor) -> list[Law]:
     of_weights, of_scales = _noise_of_bands(arguments, grad_output, rounded)
     noise = [0.0] * 3 + of_weights[:levels] + of_scales[:levels]
     return outputs + [Law(CUTS * sums, tensor) for tensor in noise]
+
+
+def gpu_multiprocessors(x: Tensor) -> int:
+    """Multiprocessors of the GPU that computes on ``x``, 0 where a CPU does."""
+    if not x.is_cuda:
+        return 0
+    count: int = torch.cuda.get_device_properties(x.device).multi_processor_count
+    return count
 
 
 def output_and_gradients(
@@ -209,7 +217,7 @@ def _rounded_bands(x: Tensor, kernel_size: int, levels: int, in_nchw: bool) -> s
 
     Those of a launch take the second level from a rounded band and hand a rounded one on.
     """
-    multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    multiprocessors = gpu_multiprocessors(x)
     batch, channels, height, width = x.shape
     rounded: set[int] = set()
     done = 0

@@ -54,7 +54,7 @@ class Forward:
     coarse: bool = False
     rotate: bool = False
     multiprocessors: int = 1
-    half_parameters: bool = False
+    parameters: torch.dtype = F32
     base: bool = True
     output_bytes: int | None = None  # of an access to the output, where others
     aligned: bool = False  # rows begin at 16 bytes whatever they are accessed by
@@ -82,7 +82,7 @@ PLANES = [
     Forward((3, 2, 5, 6), 7, 1, F32, 8, 8),
     Forward((64, 1, 7, 7), 5, 3, F16, 8),
     Forward((130, 2, 8, 8), 3, 3, F16, 8, 16, rotate=True),
-    Forward((5, 3, 7, 8), 5, 2, BF16, 8, 8, half_parameters=True),
+    Forward((5, 3, 7, 8), 5, 2, BF16, 8, 8, parameters=BF16),
     Forward((17, 1, 14, 14), 5, 4, F32, 4, 8),
     Forward((20, 1, 9, 13), 7, 2, F32, 4, rotate=True),
     Forward((16, 2, 16, 16), 3, 1, F32, 4, 16),
@@ -100,18 +100,18 @@ PLANES = [
     Forward((1, 1, 1, 1), 5, 3, F32, 1),
     Forward((3, 2, 56, 56), 5, 5, F16, 1, 16),
     Forward((2, 2, 55, 63), 5, 4, F16, 1, aligned=True, rotate=True),
-    Forward((2, 1, 37, 64), 3, 3, BF16, 1, 16, bulk_copies=False, half_parameters=True),
+    Forward((2, 1, 37, 64), 3, 3, BF16, 1, 16, bulk_copies=False, parameters=BF16),
     Forward((2, 1, 33, 41), 7, 5, F16, 1, rotate=True),
     Forward((1, 3, 64, 50), 7, 3, BF16, 1, last=True, base=False),
     Forward((5, 1, 28, 28), 5, 4, F16, 2, 8),
     Forward((9, 2, 32, 32), 5, 5, BF16, 2, 16, rotate=True, multiprocessors=2),
     Forward((4, 1, 31, 17), 3, 3, F16, 2, 0, last=True),
     Forward((6, 2, 18, 30), 5, 1, F16, 2, 4, rotate=True, output_bytes=0),
-    Forward((3, 1, 25, 24), 3, 2, BF16, 2, 16, half_parameters=True, base=False),
+    Forward((3, 1, 25, 24), 3, 2, BF16, 2, 16, parameters=BF16, base=False),
     Forward((33, 1, 14, 14), 5, 3, F16, 4, 4, multiprocessors=2),
     Forward((16, 2, 16, 16), 5, 4, F16, 4, 16, rotate=True, output_bytes=8),
     Forward((17, 1, 9, 13), 3, 2, BF16, 4, 0, rotate=True),
-    Forward((5, 3, 15, 12), 3, 4, F16, 4, 8, half_parameters=True),
+    Forward((5, 3, 15, 12), 3, 4, F16, 4, 8, parameters=F16),
     Forward((20, 1, 11, 16), 5, 1, BF16, 4, 16, base=False),
     Forward((9, 1, 26, 32), 7, 2, F16, 2, 16, rotate=True),
 ]
@@ -120,14 +120,14 @@ GROUPS = [
     Forward((5, 32, 7, 7), 5, 2, F32, 1, 16, True, 32, multiprocessors=2),
     Forward((2, 33, 8, 5), 3, 4, F16, 1, 0, True, 32, rotate=True),
     Forward((1, 36, 1, 1), 7, 3, BF16, 1, 8, True, 32),
-    Forward((2, 40, 16, 15), 7, 2, F16, 1, 16, True, 32, half_parameters=True),
+    Forward((2, 40, 16, 15), 7, 2, F16, 1, 16, True, 32, parameters=F16),
     Forward((3, 32, 15, 10), 3, 1, F32, 1, 16, True, 32),
     Forward((9, 16, 14, 14), 5, 3, F32, 1, 16, True, 16),
     Forward((2, 20, 13, 9), 5, 5, F32, 1, 8, True, 16, rotate=True),
     Forward((3, 16, 14, 11), 3, 1, F16, 1, 16, True, 16),
     Forward((2, 16, 28, 28), 5, 4, F32, 1, 16, True, 8),
     Forward((2, 10, 17, 32), 7, 2, F16, 1, 4, True, 8),
-    Forward((1, 8, 31, 18), 3, 3, BF16, 1, 16, True, 8, half_parameters=True),
+    Forward((1, 8, 31, 18), 3, 3, BF16, 1, 16, True, 8, parameters=BF16),
     Forward((2, 8, 56, 56), 5, 5, F32, 1, 16, True, 8),
     Forward((1, 13, 49, 55), 7, 3, F16, 1, 2, True, 8),
     Forward((2, 4, 56, 56), 5, 5, F32, 1, 16, True, 4),
@@ -147,20 +147,20 @@ GROUPS = [
 MMA_GROUPS = [
     Forward((3, 8, 56, 56), 5, 5, F16, 1, 16, True, 8, multiprocessors=2, mma=True),
     Forward((2, 13, 49, 55), 5, 4, BF16, 1, 0, True, 8, rotate=True, mma=True),
-    Forward((1, 20, 33, 57), 3, 3, F16, 1, 8, True, 8, half_parameters=True, mma=True),
+    Forward((1, 20, 33, 57), 3, 3, F16, 1, 8, True, 8, parameters=F16, mma=True),
     Forward((1, 12, 64, 64), 3, 2, BF16, 1, 8, True, 8, base=False, output_bytes=0, mma=True),
     Forward((1, 6, 40, 36), 5, 1, F16, 1, 4, True, 8, rotate=True, mma=True),
     Forward((2, 5, 35, 56), 5, 5, F16, 1, 0, False, 8, mma=True),
     Forward((4, 8, 28, 28), 5, 4, F16, 2, 16, True, 8, mma=True),
     Forward((3, 13, 17, 31), 5, 5, BF16, 2, 0, True, 8, rotate=True, mma=True),
-    Forward((1, 12, 32, 32), 5, 5, F16, 2, 8, True, 8, half_parameters=True, mma=True),
+    Forward((1, 12, 32, 32), 5, 5, F16, 2, 8, True, 8, parameters=F16, mma=True),
     Forward((2, 6, 31, 18), 5, 2, F16, 2, 4, True, 8, base=False, output_bytes=0, mma=True),
     Forward((3, 8, 26, 29), 5, 3, BF16, 2, 0, True, 8, output_bytes=16, mma=True),
     Forward((2, 16, 27, 32), 5, 1, F16, 2, 16, True, 8, output_bytes=8, mma=True),
     Forward((2, 5, 23, 25), 5, 3, F16, 2, 0, False, 8, mma=True),
     Forward((8, 8, 14, 14), 5, 3, F16, 4, 16, True, 8, mma=True),
     Forward((9, 13, 9, 13), 5, 4, BF16, 4, 0, True, 8, rotate=True, mma=True),
-    Forward((3, 12, 16, 16), 5, 4, F16, 4, 8, True, 8, half_parameters=True, mma=True),
+    Forward((3, 12, 16, 16), 5, 4, F16, 4, 8, True, 8, parameters=F16, mma=True),
     Forward((5, 6, 15, 11), 5, 2, F16, 4, 4, True, 8, base=False, output_bytes=2, mma=True),
     Forward((10, 8, 13, 16), 5, 1, BF16, 4, 16, True, 8, output_bytes=4, mma=True),
     Forward((7, 4, 12, 15), 5, 3, F16, 4, 0, True, 8, rotate=True, output_bytes=8, mma=True),
@@ -168,7 +168,7 @@ MMA_GROUPS = [
     Forward((1, 8, 20, 21), 3, 5, F16, 2, 16, True, 8, mma=True),
     Forward((5, 12, 27, 30), 3, 1, BF16, 2, 8, True, 8, rotate=True, mma=True),
     Forward((11, 8, 14, 9), 3, 4, F16, 4, 16, True, 8, rotate=True, mma=True),
-    Forward((1, 10, 10, 13), 3, 2, BF16, 4, 0, True, 8, half_parameters=True, mma=True),
+    Forward((1, 10, 10, 13), 3, 2, BF16, 4, 0, True, 8, parameters=BF16, mma=True),
 ]
 # Multiprocessors such that blocks share the items of a group, or pass from one group to the next,
 # also of columns that have not as many of them each.
@@ -201,7 +201,7 @@ TILES = [
     Forward((1, 1, 72, 80), 3, 1, F16, 0, 16),
     Forward((2, 2, 67, 75), 5, 2, F16, coarse=True, rotate=True),
     Forward((3, 1, 72, 136), 5, 2, F16, 0, 16, coarse=True, multiprocessors=2),
-    Forward((1, 1, 64, 64), 5, 1, BF16, 0, 16, half_parameters=True),
+    Forward((1, 1, 64, 64), 5, 1, BF16, 0, 16, parameters=BF16),
     Forward((1, 2, 66, 70), 3, 2, F16, last=True),
     Forward((1, 1, 72, 80), 7, 1, F16, 0, 16, rotate=True),
     Forward((1, 1, 65, 72), 7, 2, BF16, 0, 16, coarse=True),
@@ -209,13 +209,16 @@ TILES = [
     Forward((1, 1, 33, 35), 9, 2, F16, coarse=True),
     Forward((1, 2, 131, 136), 5, 3, F16, 0, 16, multiprocessors=2),
     Forward((2, 1, 67, 75), 5, 3, F16, rotate=True),
-    Forward((1, 1, 130, 200), 3, 3, F16, 0, 16, half_parameters=True),
-    Forward((1, 1, 130, 72), 3, 2, BF16, 0, 16, coarse=True, half_parameters=True),
+    Forward((1, 1, 130, 200), 3, 3, F16, 0, 16, parameters=F16),
+    Forward((1, 1, 130, 72), 3, 2, BF16, 0, 16, coarse=True, parameters=BF16),
     Forward((1, 2, 36, 70), 3, 3, BF16, last=True, rotate=True),
     Forward((2, 1, 67, 78), 5, 2, F16, 0, 4, coarse=True),
     Forward((1, 2, 70, 134), 5, 3, BF16, 0, 4, rotate=True, multiprocessors=2),
-    Forward((1, 1, 66, 76), 7, 1, F16, 0, 8),
+    Forward((1, 1, 66, 76), 7, 1, F16, 0, 8, parameters=torch.float64),
     Forward((2, 1, 70, 72), 5, 3, BF16, 0, 16, base=False),
+    # Blocks of a channel in groups that run after each other; two tiles in a block.
+    Forward((23, 3, 33, 34), 5, 1, F16, 0, 4, rotate=True, multiprocessors=2),
+    Forward((2, 2, 67, 75), 5, 2, F16, rotate=True, aligned=True),
 ]
 # Tiles by bulk copies: of rows that end within a piece, of the input or the output alone, and what
 # runs where the hardware has none.
@@ -287,9 +290,7 @@ def run_forward(
 def test_forward_is_the_operator(kernels: Emulator, case: Forward) -> None:
     torch.manual_seed(0)
     batch, channels, height, width = case.shape
-    params = Parameters(
-        channels, case.kernel, case.levels, case.dtype if case.half_parameters else F32, case.base
-    )
+    params = Parameters(channels, case.kernel, case.levels, case.parameters, case.base)
     values, step = torch.randn(case.shape) + 0.5, 2**case.levels
     coarse = torch.randn(batch, channels, -(-height // step), -(-width // step))
     x, y = run_forward(kernels, case, params, values, coarse if case.coarse else None)

@@ -93,8 +93,8 @@ __device__ __forceinline__ A read(const void* data, DType dtype, int64_t i) {
                    [&](auto t) { return widen<A>(static_cast<const decltype(t)*>(data)[i]); });
 }
 
-// The same in two steps, so that the first need not wait for memory: the bits of the element, of a
-// float64 those of its float32, and what they say.
+// The same in two steps, of which the first waits for memory only where it converts: the bits of
+// the element, of a float64 those of its float32, and what they say.
 __device__ __forceinline__ uint32_t read_bits(const void* data, DType dtype, int64_t i) {
   if (dtype == DType::kFloat64) return __float_as_uint(float(static_cast<const double*>(data)[i]));
   if (dtype == DType::kFloat32) return static_cast<const uint32_t*>(data)[i];

@@ -8,7 +8,8 @@
 // the lanes of a warp must meet at the same instruction. The launch returns what went wrong.
 //
 // cuda_on_cpu.cpp is the scheduler of the threads, boxes.h has the bulk copies, driver.cpp what
-// tests/emulator.py calls, and races.cpp the program that ThreadSanitizer watches.
+// tests/emulator.py calls, device.cpp and registration.h make operators of all of it
+// (tests/emulated_operator.py), and races.cpp is the program that ThreadSanitizer watches.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -157,6 +158,7 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
   }
   return result;
 }
+inline int __clz(int value) { return std::countl_zero(uint32_t(value)); }
 inline uint32_t __float_as_uint(float value) { return std::bit_cast<uint32_t>(value); }
 inline float __uint_as_float(uint32_t value) { return std::bit_cast<float>(value); }
 

@@ -114,8 +114,8 @@ constexpr int lowpass_bytes() {
 // in one.
 constexpr int tap_products(int level) { return level < 2 ? 2 : 1; }
 // Different fragments of a row of taps, four words each, of two groups of columns (mma_taps.cuh).
-// Whether a level has a table of them: others have the fragments of each lane.
 constexpr int kTapEntries = 14;
+// Whether a level has a table of them: others have the fragments of each lane.
 template <class W>
 constexpr bool has_tap_table(int level) {
   return W::kGroups == 2 && level < 2 && W::kTables;
@@ -170,7 +170,7 @@ struct MmaMemory {
   }
   static constexpr int kBytes = kBarrier + 16 + lowpass_bytes<W, L - 1>();
   // Whether the taps of a level stay in registers, of which a multiprocessor has enough for three
-  // blocks then. On an H200, float16, K = 5, in ms, held and read from shared memory:
+  // blocks then. On an H200, float16, K = 5, in ms, held and read from shared memory, as fragments:
   //
   //   8x64x512x512 L=2   0.207  0.215  (four blocks)
   //   8x64x512x512 L=3   0.298  0.307  (those of level 1)
