@@ -13,11 +13,23 @@ from torch import Tensor
 
 __all__ = ["Case", "random_case"]
 
-# Taps times elements: what the float64 reference, or the emulator, takes a second for.
-MOST_PRODUCTS = {"cpu": 2**24, "cuda": 2**27, "emulator": 2**21}
-# Of the emulator also blocks take time.
-LARGEST_KERNEL = {"cpu": 31, "cuda": 31, "emulator": 9}
-MOST_ITEMS, MOST_CHANNELS = ({"cpu": 2**10, "cuda": 2**10, "emulator": most} for most in (9, 16))
+
+@dataclass(frozen=True)
+class Limits:
+    """What a case may be at most."""
+
+    products: int  # taps times elements
+    kernel_size: int = 31
+    batch: int = 2**10
+    channels: int = 2**10
+
+
+# What the float64 reference takes a fraction of a second for; the emulator runs block by block.
+LIMITS = {
+    "cpu": Limits(2**24),
+    "cuda": Limits(2**27),
+    "emulator": Limits(2**21, kernel_size=9, batch=9, channels=16),
+}
 
 
 @dataclass(frozen=True)
@@ -104,17 +116,15 @@ KINDS: dict[str, list[Callable[[Random], Shape]]] = {
 KINDS["emulator"] = KINDS["cuda"]  # of the CUDA code on the CPU
 
 
-def random_sample(rng: Random, shape: Shape, device: str) -> Sample:
+def random_sample(rng: Random, shape: Shape, limits: Limits) -> Sample:
     batch, height, width = shape
-    batch = min(batch, MOST_ITEMS[device])
+    batch = min(batch, limits.batch)
     common = rng.sample([3, 5, 7], 2)
-    others = [rng.randint(1, largest) for largest in (9, LARGEST_KERNEL[device])]
-    kernel_size = rng.choice(common + others)
+    kernel_size = rng.choice([*common, rng.randint(1, 9), rng.randint(1, limits.kernel_size)])
     # Registers, and groups of channels, have 4, 8, 16 or 32 of them.
     channels = rng.choice([rng.randint(1, 9), rng.randint(1, 37), 4 * rng.randint(1, 10)])
     taps = max(kernel_size**2, 128)  # the rest of the reference takes time, too
-    most = MOST_PRODUCTS[device] // (max(batch, 1) * height * width * taps)
-    most = min(most, MOST_CHANNELS[device])
+    most = min(limits.products // (max(batch, 1) * height * width * taps), limits.channels)
     return Sample(
         height=height,
         width=width,
@@ -144,7 +154,7 @@ def random_case(device: str, dtype: torch.dtype, n: int) -> Case:
     """The n-th case; the kinds of shapes take turns."""
     rng = Random(f"{dtype} {n}")
     kinds = KINDS[device]
-    sample = random_sample(rng, kinds[n % len(kinds)](rng), device)
+    sample = random_sample(rng, kinds[n % len(kinds)](rng), LIMITS[device])
     place = random_place(rng, sample)
     return Case(
         sample,
